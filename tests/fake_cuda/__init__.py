@@ -8,7 +8,8 @@ where several are possible (the last one holds for further cards):
 =======================  ===========================================================================
 FAKE_CUDA_DEVICES        number of cards (2)
 FAKE_CUDA_MEMORY         bytes of each ("4e9")
-FAKE_CUDA_KERNEL_US      microseconds of each kernel ("300,1200"): the card is busy, the host is not
+FAKE_CUDA_KERNEL_US      microseconds of each kernel and each tensor that it returns
+                         ("300,1200"): the card is busy, the host is not
 FAKE_CUDA_NAMES          product names
 FAKE_CUDA_CAPS           compute capabilities ("9.0,7.5")
 FAKE_CUDA_UUIDS          names for CUDA_VISIBLE_DEVICES ("GPU-00000000-...,GPU-11111111-..."); those

@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 def test_tests_that_need_cuda_pass_on_it() -> None:
-    environment = {**emulated(), "OMP_NUM_THREADS": "1"}
+    environment = {**emulated(memory="1e9"), "OMP_NUM_THREADS": "1"}
     files = [f for f in sorted(TESTS.rglob("test_*.py")) if "mark.cuda" in f.read_text()]
     options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers", "-m", "cuda"]
     done = subprocess.run(

@@ -10,6 +10,7 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainReport
+from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.array_records import view_record
 from flower_blsgd.protocol import MOMENTUM
 from flower_blsgd.tasks.images import random_crop_and_flip
@@ -66,7 +67,7 @@ def close(one: TrainReport, other: TrainReport) -> bool:
         pytest.param({"compile": True}, marks=compiles),
         pytest.param({"compile": True, "micro_batch_size": 3}, marks=compiles),
     ],
-    ids=lambda settings: " ".join(map(str, settings.values())) or "sgd",
+    ids=lambda settings: " ".join(f"{k}={v}" for k, v in settings.items()) or "sgd",
 )
 def test_agrees_with_the_cpu(
     settings: dict[str, Any], with_state: bool, caplog: pytest.LogCaptureFixture
@@ -178,6 +179,26 @@ def test_out_of_memory_names_what_fits(cut: bool) -> None:
     free = free_bytes_on(torch.device(DEVICE))
     assert free is not None
     assert 0 < free <= torch.cuda.get_device_properties(DEVICE).total_memory
+
+
+def test_out_of_memory_outside_of_steps_names_the_phase() -> None:
+    sgd = sgd_of(name="fast-0")
+    expected = sgd.run(order_of(1, momentum_policy="reset"))
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(108, 1 << 16))  # 28.6 MB, and a copy while loading
+    order = order_of(1, arrays=state_record(wide), momentum_policy="reset")
+    large = LocalSGD(wide, data(), device=DEVICE, momentum=0.0, name="fast-1")
+    torch.cuda.empty_cache()
+    free = free_bytes_on(torch.device(DEVICE))
+    assert free is not None
+    taken = torch.empty(free - (20 << 20), dtype=torch.uint8, device=DEVICE)
+    with pytest.raises(
+        UsageError,
+        match=r"^worker fast-1: out of memory on cuda:0 while loading the global model \(28.6 MB, ",
+    ):
+        large.run(order)
+    assert close(sgd.run(order_of(1, momentum_policy="reset")), expected)
+    del taken
+    assert large.run(order).completed_steps == STEPS
 
 
 def test_data_that_stay_on_the_host_are_copied_batch_by_batch(

@@ -240,12 +240,12 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& given, bool non_blocking) 
   if (!to_host && !from_host) {
     const bool same_card = self.device() == source.device();
     report(same_card ? "copy on card" : "copy between cards", "copy_", num_bytes, card, false, false);
-    if (depth == 0) launch(card);
+    launch(card);
   } else {
     const bool pinned = is_direct(to_host ? self : source, to_host ? source : self);
     is_async = pinned && non_blocking;
     report(to_host ? "copy to host" : "copy to card", "copy_", num_bytes, card, pinned, !is_async);
-    if (from_host && depth == 0) launch(card);
+    if (from_host) launch(card);
     if (!is_async && depth == 0) wait_for(card);
   }
   Opened opened;
@@ -287,6 +287,38 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 int64_t fused_sdp_choice(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
                          double, bool, std::optional<double>, bool) {
   return 0;  // attention by matrix products
+}
+
+// --- convolutions, whose kernels for CPUs without MKL-DNN are slow, and wrong for 1x1 in channels-last
+
+at::Tensor float_on_host(const at::Tensor& tensor, Opened& opened) {
+  opened.add(tensor);
+  return on_host(tensor).to(at::kFloat);
+}
+
+at::Tensor conv2d_forward(const at::Tensor& self, const at::Tensor& weight, c10::SymIntArrayRef,
+                          const std::optional<at::Tensor>& bias, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding) {
+  launch_kernel(self.device().index(), "aten::convolution");
+  Opened opened;
+  Inside inside;
+  const at::Tensor shift = bias && bias->defined() ? float_on_host(*bias, opened) : at::Tensor();
+  return at::conv2d(float_on_host(self, opened), float_on_host(weight, opened), shift, C10_AS_INTARRAYREF_SLOW(stride),
+                    C10_AS_INTARRAYREF_SLOW(padding)).to(self.device(), self.scalar_type());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> conv2d_backward(
+    const at::Tensor& gradient, const at::Tensor& self, const at::Tensor& weight, c10::SymIntArrayRef,
+    c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, std::array<bool, 3> wanted) {
+  launch_kernel(self.device().index(), "aten::convolution_backward");
+  Opened opened;
+  Inside inside;
+  auto found = at::convolution_backward(
+      float_on_host(gradient, opened), float_on_host(self, opened), float_on_host(weight, opened), weight.size(0),
+      C10_AS_INTARRAYREF_SLOW(stride), C10_AS_INTARRAYREF_SLOW(padding), {1, 1}, false, {0, 0}, 1, wanted);
+  const auto moved = [&](const at::Tensor& part) {
+    return part.defined() ? part.to(self.device(), self.scalar_type()) : part;
+  };
+  return {moved(std::get<0>(found)), moved(std::get<1>(found)), moved(std::get<2>(found))};
 }
 
 // --- all other operators: the CPU's kernel, with the checks of CUDA
@@ -416,14 +448,6 @@ void run_on_cpu(const c10::OperatorHandle& op, c10::Stack* stack) {
     }
   }
   Inside inside;
-  if (starts_with(name, "aten::_slow_conv2d")) {  // the CPU's is wrong for 1x1 in channels-last
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      if (!values[i].isTensor() || !values[i].toTensor().defined()) continue;
-      const at::Tensor tensor = values[i].toTensor();
-      const bool is_channels_last = tensor.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-      if (is_channels_last) values[i] = tensor.clone(at::MemoryFormat::Contiguous);
-    }
-  }
   RandomNumbers random(op, arguments, values, card);
   const c10::DeviceGuard guard(c10::Device(c10::DeviceType::CUDA, card));
   at::native::cpu_fallback(op, stack);
@@ -445,6 +469,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("copy_", copy_);
   library.impl("_copy_from_and_resize", copy_from_and_resize);
   library.impl("_local_scalar_dense", local_scalar_dense);
+  library.impl("_slow_conv2d_forward", conv2d_forward);
+  library.impl("_slow_conv2d_backward.output_mask", conv2d_backward);
   library.impl("_fused_sdp_choice", fused_sdp_choice);
 }
 

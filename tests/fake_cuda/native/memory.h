@@ -78,7 +78,8 @@ struct CardAllocator final : c10::DeviceAllocator {
     if (after > peak_bytes[card]) peak_bytes[card] = after;
     void* pointer = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     TORCH_CHECK(pointer != MAP_FAILED, "the host has no memory for an emulated card");
-    std::memset(pointer, 0xCD, size);  // what is read before it is written must not look right
+    // What is read before it is written must not look right. More would cost the host's memory.
+    std::memset(pointer, 0xCD, std::min<size_t>(size, 16 << 20));
     mprotect(pointer, size, PROT_NONE);
     std::lock_guard<std::mutex> guard(blocks_mutex);
     blocks[static_cast<char*>(pointer)] = {size, card, 0};

@@ -1,0 +1,79 @@
+"""Runs on two emulated cards: of our own app, and of scripts under ``blsgd launch``."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..examples.commands import EXAMPLES, ROOT
+from ..examples.scripts import SITE, python
+from .environment import emulated
+from .log import process_logs
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+
+
+def on_two_cards(folder: Path, *arguments: str, **settings: str) -> tuple[str, dict[str, Any]]:
+    """Run a command; return its output, and the summary of the run in ``run``.
+
+    Each worker's process must use its own card and nothing of the other.
+    """
+    log = folder / "log"
+    log.mkdir()
+    environment = emulated(log=str(log), **settings)
+    environment["PYTHONPATH"] += f":{SITE}"
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    used = [{card for card, peak in p.peak_bytes.items() if peak} for p in process_logs(log)]
+    assert sorted(map(tuple, filter(None, used))) == [(0,), (1,)]
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert [worker["device"] for worker in summary["workers"]] == ["cuda:0", "cuda:1"]
+    assert all(worker["samples"] > 0 for worker in summary["workers"])
+    assert summary["failures"] == []
+    return done.stdout + done.stderr, summary
+
+
+def launched(folder: Path, *given: str) -> tuple[str, dict[str, Any]]:
+    """Launch a script with its arguments on both cards, with 2 steps and 1 step in a round."""
+    steps = ["-s", "local-steps-fast=2", "-s", "local-steps-slow=1"]
+    options = ["--workers", "1x cuda:0 fast; 1x cuda:1 slow", *steps, "-s", "out=run"]
+    return on_two_cards(folder, "-m", "flower_blsgd", "launch", *options, *given)
+
+
+def test_run_on_unequal_cards(tmp_path: Path) -> None:
+    options = ["task=digits", "workers=auto", "rounds=3", "local-steps-fast=8", "out=run"]
+    given = [word for option in options for word in ("-s", option)]
+    words = ["-m", "flower_blsgd", "run", str(ROOT), *given]
+    _, summary = on_two_cards(tmp_path, *words, kernel_us="100,3000")
+    fast, slow = (worker["local_steps"] for worker in summary["workers"])
+    assert slow < fast == 8
+
+
+def test_own_loop(tmp_path: Path) -> None:
+    for file in (EXAMPLES / "own_loop").glob("*.py"):
+        shutil.copy(file, tmp_path)
+    python("parts.py", "images", cwd=tmp_path)
+    launched(tmp_path, "--samples", "96", "-s", "batch-size=16", "complete.py", "images")
+    assert "accuracy" in (tmp_path / "run" / "worker-1.log").read_text()
+
+
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("transformers", "accelerate"))),
+    reason="needs the extra text",
+)
+def test_trainer(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "hf_trainer" / "train.py", tmp_path)
+    output, _ = launched(tmp_path, "--samples", "96", "train.py")
+    assert "accuracy" in output
