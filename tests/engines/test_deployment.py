@@ -172,7 +172,7 @@ def test_scripts_on_two_nodes_train_and_start_again(
 ) -> None:
     """The script of the slow node raises an exception, once; each has its own arguments."""
     slow, fast = (f"script='{script.__file__} raise {n} {tmp_path}'" for n in (0, 1))
-    deployment.use_nodes(f"{SLOW} steps=2 batch=4 {slow}", f"{FAST} {fast}")
+    deployment.use_nodes(f"{SLOW} steps=2 batch=4 {slow}", f"{FAST} steps=5 {fast}")
     out, text = tmp_path / "run", "threads=1 local-steps-fast=5 batch-size=8 rounds=60"
     log = deployment.run(app, f"task='script.py' epochs=1000 {text} {STREAM} out='{out}'")
     summary = json.loads((out / "summary.json").read_text())
