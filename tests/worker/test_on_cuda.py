@@ -20,6 +20,7 @@ from flower_blsgd.worker.model_io import state_record
 
 from ..fake_cuda.environment import is_emulated
 from .helpers import (
+    NUM_SAMPLES,
     STEPS,
     data,
     independent_model,
@@ -199,6 +200,22 @@ def test_out_of_memory_outside_of_steps_names_the_phase() -> None:
     assert close(sgd.run(order_of(1, momentum_policy="reset")), expected)
     del taken
     assert large.run(order).completed_steps == STEPS
+
+
+@pytest.mark.parametrize(("optimizer", "models"), [("sgd", 3.1), ("adamw", 4.1)])
+def test_transfers_need_no_more_memory_than_steps(optimizer: str, models: float) -> None:
+    """Weights, gradients and the optimizer's state; gradients are freed before copies."""
+    layers = [nn.Linear(512, 512) for _ in range(16)]
+    model = nn.Sequential(*layers, nn.Linear(512, 4))
+    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    samples = torch.randn(NUM_SAMPLES, 512), torch.arange(NUM_SAMPLES) % 4
+    order, state = order_of(1, arrays=state_record(model)), RecordDict()
+    before = torch.cuda.memory_allocated(DEVICE)
+    sgd = LocalSGD(model, samples, device=DEVICE, optimizer=optimizer)
+    torch.cuda.reset_peak_memory_stats(DEVICE)
+    for _ in range(2):
+        sgd.run(order, state)
+    assert torch.cuda.max_memory_allocated(DEVICE) - before <= models * num_bytes
 
 
 def test_data_that_stay_on_the_host_are_copied_batch_by_batch(

@@ -1,0 +1,83 @@
+"""Every copy between host and card, and every wait of the host, in an ordinary order."""
+
+import collections
+from typing import Any
+
+import pytest
+from flwr.app import RecordDict
+
+from flower_blsgd import LocalSGD
+from flower_blsgd.worker import batches
+
+from ..fake_cuda.log import Event, recorded
+from .helpers import data, independent_model, independent_order, order_of, small_model
+
+pytestmark = pytest.mark.cuda
+
+LOCAL_STEPS = 6
+
+ORDER = {
+    "copy to card, pageable, waits: transfer.copy_to_device": 1,
+    "wait for synchronize: timing.synchronize": 2,  # around the steps, whose time is measured
+    "wait for item: model_io.momentum_is_finite": 1,
+    "copy to host, pageable, waits: transfer.copy_to_host": 1,
+    "copy to host, pageable, waits: local_sgd.LocalSGD._train": 1,  # the losses
+}
+"""Of the model, which fits into one piece; optimizer state stays on the card."""
+
+DATA_ON_CARD = {"copy to card, pageable, waits: local_sgd.LocalSGD._as_tensor": 1}
+"""The indices of all samples of the order."""
+
+DATA_ON_HOST = {
+    "pin: batches.BatchSource._brought.<locals>.bring": 2 * LOCAL_STEPS,
+    "copy to card, pinned: batches.BatchSource._brought.<locals>.bring": 2 * LOCAL_STEPS,
+}
+"""Inputs and targets of each step."""
+
+FLOAT16 = {
+    "wait for item: step.LossScaler.step": LOCAL_STEPS,  # whether the gradients overflowed
+    "wait for item: step.LossScaler.state": 2,
+}
+
+
+def row_of(event: Event) -> str:
+    """Return an event as a row of these tables; empty if it is the card's own work."""
+    if event.kind in ("kernel", "copy on card"):
+        return ""
+    if event.kind == "wait":
+        return f"wait for {event.what}: {event.where}"
+    if event.kind == "pin":
+        return f"pin: {event.where}"
+    memory = "pinned" if event.pinned else "pageable"
+    return f"{event.kind}, {memory}{', waits' if event.blocking else ''}: {event.where}"
+
+
+@pytest.mark.parametrize("on_card", [True, False], ids=["data on card", "data on host"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer": "adamw"},
+        {"optimizer": "adamw", "channels_last": True},
+        {"precision": "bfloat16"},
+        {"precision": "float16"},
+        {"micro_batch_size": 3},
+        {"clip_norm": 1.0},
+    ],
+    ids=lambda settings: " ".join(f"{k}={v}" for k, v in settings.items()) or "sgd",
+)
+def test_copies_and_waits_of_an_order_with_state(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], on_card: bool
+) -> None:
+    monkeypatch.setattr(batches, "DATA_SHARE", 0.5 if on_card else 0.0)
+    cut = "micro_batch_size" in settings
+    make_model, make_order = (
+        (independent_model, independent_order) if cut else (small_model, order_of)
+    )
+    sgd, state = LocalSGD(make_model(), data(), device="cuda:0", **settings), RecordDict()
+    sgd.run(make_order(1), state)
+    with recorded() as events:
+        sgd.run(make_order(2, local_steps=LOCAL_STEPS), state)
+    found = collections.Counter(filter(None, map(row_of, events)))
+    more = FLOAT16 if settings.get("precision") == "float16" else {}
+    assert found == ORDER | (DATA_ON_CARD if on_card else DATA_ON_HOST) | more
