@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .lines import CARRIED, FILE, ON_CARD, OUT, ROOT, Lines
+from .lines import CARRIED, FILE, IS_DRY_RUN, OUT, ROOT, Lines
 
 PATIENCE = float(os.environ.get("PATIENCE", "1"))
 SETUP_SECONDS = 30
@@ -226,6 +226,6 @@ def _short(line: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    if not ON_CARD:
+    if IS_DRY_RUN:
         print("a dry run: no figure of it counts")
     sys.exit(main(sys.argv[1:]))

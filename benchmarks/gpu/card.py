@@ -5,7 +5,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-from .lines import CARD, ON_CARD, ROOT, Lines, finished, tail
+from .lines import CARD, IS_DRY_RUN, ON_CARD, ROOT, Lines, finished, tail
 
 
 def card(lines: Lines) -> None:
@@ -17,6 +17,7 @@ def card(lines: Lines) -> None:
     query = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,compute_mode"
     lines.fact(
         "conditions",
+        dry_run=IS_DRY_RUN,
         **conditions(**{name: version(name) for name in ("protobuf", "grpcio", "numpy")}),
         card=finished("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader")[1],
         mig=re.findall(r"UUID: (MIG-[^)]*)", finished("nvidia-smi", "-L")[1]),

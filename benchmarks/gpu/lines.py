@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 CARD = "cpu" if os.environ.get("DEVICE") == "cpu" else "cuda:0"
-"""The device under test; ``DEVICE=cpu`` is a dry run, whose figures mean nothing."""
+"""The device under test."""
 
 ON_CARD = CARD != "cpu"
+IS_DRY_RUN = not ON_CARD or os.environ.get("FAKE_CUDA") == "1"
+"""Whether sizes are tiny, and figures mean nothing: on a CPU, or an emulated card."""
+
 ROOT = Path(__file__).parents[2]
 CARRIED = ROOT / ".gpu"
 """Folder that `prepare` fills: wheels and images."""

@@ -23,7 +23,7 @@ from flower_blsgd.worker.model_io import load_state, state_record
 from tests.worker import helpers
 
 from ..rows import not_run, row, with_goal
-from .lines import CARD, ON_CARD, Lines
+from .lines import CARD, IS_DRY_RUN, ON_CARD, Lines
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "SGD": {},
@@ -122,7 +122,7 @@ def memory(lines: Lines) -> None:
 
 def copies(lines: Lines) -> None:
     """Time the model's way to the card and back, in pageable and in page-locked memory."""
-    for name in MODELS if ON_CARD else ["1 M"]:
+    for name in ["1 M"] if IS_DRY_RUN else MODELS:
         host = state_record(linear_model(name))
         flat = flat_of(host)
         assert flat is not None

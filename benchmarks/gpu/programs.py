@@ -22,7 +22,7 @@ from ..images import some_images
 from ..noop_rounds import NotRunError
 from ..noop_rounds import run as finish
 from ..rows import not_run, row
-from .lines import CARD, CARRIED, ON_CARD, ROOT, Lines, finished, tail
+from .lines import CARD, CARRIED, IS_DRY_RUN, ON_CARD, ROOT, Lines, finished, tail
 
 SCRIPTS = "lightning/after.py", "hf_trainer/train.py", "accelerate/after.py", "lora/train.py"
 _BATCH = 16
@@ -104,12 +104,13 @@ def launch(lines: Lines) -> None:
         for script, (out, process) in processes.items():
             said = process.communicate()[0]
             logs = [log.read_text() for log in out.glob("worker-*.log")]
-            lines.expect(script, not process.returncode, visible=visible, said=tail(said, *logs))
+            ended = process.returncode == 0 and not _summary(out)["failures"]
+            lines.expect(script, ended, visible=visible, said=tail(said, *logs))
 
 
 def together(lines: Lines) -> None:
     """Measure several workers on one card, and CPU workers next to one."""
-    counts, data, local_steps = ((1, 2, 4, 8), 8192, 32) if ON_CARD else ((1, 2), 512, 4)
+    counts, data, local_steps = ((1, 2), 512, 4) if IS_DRY_RUN else ((1, 2, 4, 8), 8192, 32)
     settings = {"task": "benchmarks.images:some_images", "data": data, "model": "resnet20"}
     settings |= {"batch-size": 32, "local-steps-fast": local_steps, "local-steps-slow": "auto"}
     settings |= {"epochs": 3, "evaluate-every-epochs": 100}
@@ -140,7 +141,7 @@ def together(lines: Lines) -> None:
 
 def gain(lines: Lines) -> None:
     """Train on real images for the same time with a card alone, and with a slower second one."""
-    data, seconds = CARRIED / "cifar10", 10 if ON_CARD else 4
+    data, seconds = CARRIED / "cifar10", 4 if IS_DRY_RUN else 10
     if not data.is_dir():
         lines.rows([not_run("accuracy on CIFAR-10", "python -m benchmarks.gpu.prepare", "of 1")])
         return
@@ -151,7 +152,7 @@ def gain(lines: Lines) -> None:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             finish(_run("", workers, out, **settings), 60)
-            summary = json.loads((out / "summary.json").read_text())
+            summary = _summary(out)
         speed = summary["samples"] / summary["training_seconds"]
         figures = {"images per s": speed, "of 1": summary["accuracy"]}
         base = base or figures
@@ -191,6 +192,11 @@ def _expect_end(lines: Lines, name: str, out: Path, command: list[str]) -> None:
 def _rounds(out: Path) -> list[dict[str, Any]]:
     path = out / "rounds.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _summary(out: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
+    return summary
 
 
 def _wait_for_rounds(out: Path, count: int, process: subprocess.Popen[str]) -> None:
