@@ -34,7 +34,7 @@ MOMENTUM_ZEROED = "momentum-zeroed"
 SKIPPED_STEPS = "skipped-steps"
 GRAD_SCALER = "grad-scaler"
 TIMING_KEYS = (
-    *("compute-seconds", "started-at", "ended-at", "batch-size"),
+    *("compute-seconds", "started-at", "ended-at", "batch-size", "traced"),
     *(COMPLETED_STEPS, MOMENTUM_ZEROED, SKIPPED_STEPS, "samples", "learning-rate"),
 )
 """Metrics of a reply whose average is meaningless."""
