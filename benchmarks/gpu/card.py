@@ -3,7 +3,9 @@
 import re
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
+from xml.etree import ElementTree
 
 from .lines import CARD, IS_DRY_RUN, ON_CARD, ROOT, Lines, finished, tail
 
@@ -77,5 +79,10 @@ def run_tests(lines: Lines, chosen: str) -> None:
     files = [str(f) for f in ROOT.glob("tests/**/test_*.py") if "mark.cuda" in f.read_text()]
     options = ["-v", "-rfE", "-W", "default", "--tb=short", "--maxfail=8", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", *options, "-m", "cuda", "-k", chosen, *files]
-    code = subprocess.call(command, cwd=ROOT)
-    lines.expect(f"tests marked cuda, {chosen}", code == 0, code=code)
+    with tempfile.NamedTemporaryFile() as report:
+        code = subprocess.call([*command, f"--junitxml={report.name}"], cwd=ROOT)
+        suites = ElementTree.parse(report.name).iter("testsuite") if code in (0, 1) else ()
+        suite = next(iter(suites), ElementTree.Element("testsuite"))
+    counts = {key: int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors")}
+    ran = counts["tests"] > counts["skipped"] or IS_DRY_RUN
+    lines.expect(f"tests marked cuda, {chosen}", code == 0 and ran, code=code, **counts)

@@ -57,9 +57,9 @@ def waits(lines: Lines) -> None:
             short, long = (_waits_of(sgd, make(3, local_steps=n), state) for n in (6, 12))
             per_step = (sum(long.values()) - sum(short.values())) / 6
             most = 1 if name == "float16" else 0
-            lines.expect(
-                f"waits of an order, {name}", per_step <= most, per_step=per_step, lines=short
-            )
+            seen = bool(short) or IS_DRY_RUN  # an order waits at its end, so a card shows some
+            ok = seen and per_step <= most
+            lines.expect(f"waits of an order, {name}", ok, per_step=per_step, lines=short)
         except Exception as error:  # the next setting is checked all the same
             lines.expect(f"waits of an order, {name}", False, error=repr(error)[:300])
 
