@@ -28,7 +28,6 @@ from .strategy.budget import Budget
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.by_name import load_saved_model, load_task, registration
 from .tasks.task import Task
-from .worker.loader import loader_workers
 from .worker.model_io import first_difference, sent_tensors
 from .worker.step import use_precision
 
@@ -296,10 +295,7 @@ def evaluate_run(
                 f"model of {folder} only {outputs}; evaluate with the classes of the run"
             )
     use_precision(config.precision, device)
-    settings = config.evaluation_settings | {
-        "loader_workers": loader_workers(config.loader_workers)
-    }
-    report = task.evaluate(model, device, 0, task.num_test, **settings)
+    report = task.evaluate(model, device, 0, task.num_test, **config.evaluation_settings)
     figure, name = task.figure(report), task.metric_name
     accuracy = figure if name == "accuracy" else None
     return Evaluation(accuracy, figure, report.loss, name, task.num_test, device)

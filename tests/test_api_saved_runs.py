@@ -11,6 +11,7 @@ import tomli_w
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils.data import Dataset
 
 from flower_blsgd import Task, evaluate_run, load
 from flower_blsgd.cli.main import main
@@ -114,6 +115,26 @@ def test_load_task_of_an_object(tmp_path: Path, cpu_only: None) -> None:
     assert (result.accuracy, result.num_examples, result.device) == (0.75, 4, "cpu")
     # -log softmax([0, 1]): 1.3133 for class 0 and 0.3133 for class 1
     assert result.loss == pytest.approx((1.313262 + 3 * 0.313262) / 4, abs=1e-6)
+
+
+def test_evaluation_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where processes are spawned (macOS), it would run the caller's script again."""
+
+    def start(*_: object) -> None:
+        raise AssertionError("read_ahead was called")
+
+    class Numbers(Dataset[Any]):
+        def __len__(self) -> int:
+            return 65  # two batches
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return torch.zeros(4), index % 2
+
+    monkeypatch.setattr("flower_blsgd.worker.batches.read_ahead", start)
+    task = Task(model=lambda: nn.Linear(4, 2), train=Numbers(), test=Numbers())
+    settings = {"task": "given-in-python", "loader_workers": 2}
+    folder = saved(tmp_path / "run", task.model(), **settings)
+    assert evaluate_run(folder, task, device="cpu").num_examples == 65
 
 
 # --- a task of one's own ----------------------------------------------------------------------
