@@ -161,7 +161,8 @@ def _accelerator_is_lost() -> bool:
     try:
         for index in range(its.device_count()):
             if its.memory_reserved(index):  # else this would initialize the device
-                its.synchronize(index)
+                with its.device_index(index):  # else CUDA initializes the current device
+                    its.synchronize(index)
     except RuntimeError as error:  # another one if the allocator does not know
         return isinstance(error, torch.AcceleratorError)
     return False

@@ -1,5 +1,6 @@
 """A small Flower app that knows nothing of flower_blsgd. The grid's tests copy it into a folder."""
 
+import contextlib
 import os
 import random
 import signal
@@ -48,7 +49,7 @@ def lose_the_accelerator() -> None:
 
     its = torch.accelerator
     its.is_available, its.device_count, its.memory_reserved = lambda: True, lambda: 1, lambda _: 512
-    its.synchronize = lambda _: fail()
+    its.synchronize, its.device_index = lambda _: fail(), lambda _: contextlib.nullcontext()
     fail()
 
 

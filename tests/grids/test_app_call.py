@@ -1,6 +1,9 @@
 """A ClientApp is called, and there is always a reply."""
 
+import contextlib
 import errno
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -97,17 +100,29 @@ ASSERTION = torch.AcceleratorError(
 def test_process_ends_if_its_accelerator_fails_at_every_call(
     monkeypatch: pytest.MonkeyPatch, error: Exception, is_lost: bool
 ) -> None:
-    """Whatever was raised. Of four devices, this process uses the last two."""
+    """Whatever was raised. Of four devices, this process uses the last two.
+
+    Each is the current one meanwhile: CUDA would initialize the current one afterwards.
+    """
     asked: list[int] = []
+    current = [0]
+
+    @contextlib.contextmanager
+    def device_index(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
 
     def synchronize(index: int) -> None:
+        assert current[-1] == index
         asked.append(index)
         if is_lost and index == 3:
             raise ASSERTION
 
     assert error_of(error).code in (RAISED, OUT_OF_MEMORY)  # there is no accelerator
+    fakes: dict[str, Callable[..., Any]]
     fakes = {"is_available": lambda: True, "device_count": lambda: 4, "synchronize": synchronize}
-    fakes["memory_reserved"] = lambda index: 512 * (index > 1)
+    fakes |= {"memory_reserved": lambda index: 512 * (index > 1), "device_index": device_index}
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.accelerator, name, fake)
     assert (error_of(error).code == PROCESS_ENDS) == is_lost
