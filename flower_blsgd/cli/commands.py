@@ -6,7 +6,7 @@ from textwrap import indent
 
 @dataclass(frozen=True)
 class Command:
-    """A command, whose module has a function ``add_<command>`` that adds the arguments.
+    """A command, whose module has functions ``add_<command>`` for its arguments and ``_<command>``.
 
     `brief` is its line in the list of commands, and `text` has lines of at most 79 characters. The
     examples are command lines, each with its purpose.

@@ -29,7 +29,6 @@ _blsgd_keys() { compadd -S = -- $keys }
 
 def add_completion(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd completion``."""
-    command.set_defaults(command=_completion)
     command.add_argument("shell", choices=("bash", "zsh"), help="the shell that runs the script")
 
 

@@ -30,7 +30,6 @@ say = partial(print, flush=True)
 
 def add_calibrate(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd calibrate``."""
-    command.set_defaults(command=_calibrate)
     command.add_argument(
         "--again", action="store_true", help="measure even if the last profile still applies"
     )
@@ -39,7 +38,6 @@ def add_calibrate(command: argparse.ArgumentParser) -> None:
 
 def add_plan(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd plan``."""
-    command.set_defaults(command=_plan)
     command.add_argument("--algorithms", metavar="A,B", default="all", help="names (default: all)")
     command.add_argument(
         "--num-samples", metavar="N", type=int, help="number of samples (default: that of the task)"
@@ -49,7 +47,6 @@ def add_plan(command: argparse.ArgumentParser) -> None:
 
 def add_compare(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd compare``."""
-    command.set_defaults(command=_compare)
     command.add_argument(
         "--algorithms",
         metavar="A,B",
@@ -73,7 +70,6 @@ def add_compare(command: argparse.ArgumentParser) -> None:
 
 def add_reproduce(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd reproduce``."""
-    command.set_defaults(command=_reproduce)
     command.add_argument("name", help="such as bias-2c8g; an unknown name lists all")
     command.add_argument(
         "--scale",
@@ -95,7 +91,6 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
 
 def add_report(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd report``."""
-    command.set_defaults(command=_report)
     command.add_argument("folder", help="folder of a run, such as runs/latest, or of a comparison")
     command.add_argument("--out", metavar="FILE", help="default: report.html in that folder")
 

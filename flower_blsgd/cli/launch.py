@@ -16,7 +16,6 @@ _BUDGETS = {
 
 def add_launch(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd launch``."""
-    command.set_defaults(command=_launch)
     add_settings(command)
     for name, (kind, words) in _BUDGETS.items():
         command.add_argument(

@@ -131,6 +131,7 @@ def parser_with(names: Collection[str]) -> _Overview:
         command = commands.add_parser(name, help=its.brief, description=its.text, epilog=its.epilog)
         if name in names:
             commands_of = importlib.import_module(f"{__package__}.{its.module}")
+            command.set_defaults(command=getattr(commands_of, f"_{name}"))
             getattr(commands_of, f"add_{name}")(command)
             command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
     parser.commands = commands.choices
@@ -150,7 +151,6 @@ def _version(_: argparse.Namespace) -> None:
 
 def add_run(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd run``."""
-    command.set_defaults(command=_run)
     command.add_argument(
         "app",
         nargs="?",
@@ -215,7 +215,6 @@ def _run(options: argparse.Namespace) -> None:
 
 def add_devices(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd devices``."""
-    command.set_defaults(command=_devices)
     add_workers(command)
 
 
@@ -265,7 +264,6 @@ def _devices(options: argparse.Namespace) -> None:
 
 def add_evaluate(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd evaluate``."""
-    command.set_defaults(command=_evaluate)
     command.add_argument("run", help="folder of a run, such as runs/latest")
     command.add_argument("--data", default="", help="folder of the data, if it has moved")
     command.add_argument(
@@ -287,7 +285,6 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def add_prepare(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd prepare``."""
-    command.set_defaults(command=_prepare)
     command.add_argument(
         "--again", action="store_true", help="prepare the data even if they are ready"
     )

@@ -59,7 +59,6 @@ class NodeCommand:
 
 def add_supernode(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd supernode``."""
-    command.set_defaults(command=_supernode)
     command.add_argument(
         "--superlink", metavar="HOST:PORT", required=True, help="where it listens for SuperNodes"
     )

@@ -12,7 +12,6 @@ _INTERVAL_SECONDS = 1.0
 
 def add_watch(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd watch``."""
-    command.set_defaults(command=_watch)
     command.add_argument(
         "run", nargs="?", default="runs/latest", help="folder of a run (default: runs/latest)"
     )
