@@ -229,31 +229,26 @@ def _devices(options: argparse.Namespace) -> None:
     workers = parse_workers(options.workers or "auto", machine)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"CPU cores:    {format_ids(machine.cores)}")
-    if not machine.accelerators:
-        console.print("accelerators: none")
-    else:
-        columns = ("device", "name", "memory", "capability", "bfloat16", "supported")
-        table = Table(*columns, title="accelerators", title_justify="left")
-        for device in machine.accelerators:
-            its = accelerator_of(device)
-            memory = format_bytes(its.memory_bytes) if its.memory_bytes else "-"
-            name = its.name.removeprefix("NVIDIA ")
-            capability = ".".join(map(str, its.capability)) or "-"
-            bfloat16 = ("yes" if its.has_bfloat16 else "no") if its.capability else "-"
-            supported = "no" if its.problem else "yes"
-            table.add_row(device, name, memory, capability, bfloat16, supported)
-        console.print(table)
+    columns = ("device", "name", "memory", "capability", "bfloat16", "supported")
+    table = Table(*columns, title="accelerators", title_justify="left")
+    for device in machine.accelerators:
+        its = accelerator_of(device)
+        memory = format_bytes(its.memory_bytes) if its.memory_bytes else "-"
+        name = its.name.removeprefix("NVIDIA ")
+        capability = ".".join(map(str, its.capability)) or "-"
+        bfloat16 = ("yes" if its.has_bfloat16 else "no") if its.capability else "-"
+        supported = "no" if its.problem else "yes"
+        table.add_row(device, name, memory, capability, bfloat16, supported)
+    console.print(table if machine.accelerators else "accelerators: none")
     if {"cuda:0", "cuda:1"} <= {*machine.accelerators} and "CUDA_DEVICE_ORDER" not in os.environ:
         console.print(
             "note: CUDA puts the fastest card first; for the order of nvidia-smi, set "
             "CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
     title = f'workers of "{options.workers or "auto"}"'
-    table = Table(title=title, title_justify="left")
     given = [worker.given_options() for worker in workers]
     keys = [key for key in OPTIONS if any(key in options for options in given)]
-    for column in ("worker", "device", *keys):
-        table.add_column(column)
+    table = Table("worker", "device", *keys, title=title, title_justify="left")
     for rank, (worker, its_options) in enumerate(zip(workers, given, strict=True)):
         cells = (str(its_options.get(key, "-")) for key in keys)
         table.add_row(str(rank), worker.device_with_cores, *cells)
