@@ -201,9 +201,8 @@ def write_part(
     inputs: np.memmap[Any, np.dtype[Any]] = open_memmap(
         path, mode="w+", dtype=dtype, shape=(len(rows), *shape)
     )
-    if hasattr(
-        os, "posix_fallocate"
-    ):  # not on macOS; on a full disk, a memory map would kill the process
+    # On a full disk, a memory map would kill the process.
+    if hasattr(os, "posix_fallocate"):  # not on macOS
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     lengths = np.zeros(len(rows), np.int64)

@@ -35,11 +35,9 @@ class PixelNormalize(nn.Module):
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
         # Not persistent, so that the state dict is that of the plain network.
-        for name, values in (
-            ("mean", torch.tensor(mean) * 255),
-            ("inverse_std", 1 / (torch.tensor(std) * 255)),
-        ):
-            self.register_buffer(name, values.view(1, -1, 1, 1), persistent=False)
+        pixels = [torch.tensor(values).view(1, -1, 1, 1) * 255 for values in (mean, std)]
+        self.register_buffer("mean", pixels[0], persistent=False)
+        self.register_buffer("inverse_std", 1 / pixels[1], persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return (images / 255 - mean) / std, in the type of the buffers."""
@@ -164,9 +162,8 @@ class WideResNet(nn.Module):
         self.bn = nn.BatchNorm2d(64 * width)
         self.linear = nn.Linear(64 * width, num_classes)
         for layer in self.modules():
-            if isinstance(
-                layer, nn.Conv2d
-            ):  # He initialization over outputs, as in the authors' code
+            if isinstance(layer, nn.Conv2d):
+                # He initialization over outputs, as in the authors' code.
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
         nn.init.zeros_(self.linear.bias)
 
