@@ -260,9 +260,8 @@ class RunConfig:
     @property
     def evaluation_settings(self) -> dict[str, Any]:
         """Settings of an evaluation: keyword arguments of `Task.evaluate`."""
-        size = self.evaluation_batch_size
         return {
-            "batch_size": size,
+            "batch_size": self.evaluation_batch_size,
             "precision": self.precision,
             "channels_last": self.channels_last,
         }

@@ -122,9 +122,8 @@ class RunRecorder:
             f"{self.config.algorithm} (steps {choices.steps}, sampler {choices.sampler}, "
             f"weights {choices.weights}, train on {choices.train_on}"
             f"{self.config.selection and f', selection {self.config.selection}'}"
-            f") on {self.config.task}: "
-            f"{data}, batch size "
-            f"{self.config.batch_size}, {self.budget}, seed {self.config.seed}"
+            f") on {self.config.task}: {data}, batch size {self.config.batch_size}, "
+            f"{self.budget}, seed {self.config.seed}"
         )
         if self.config.validation_share:
             self._view.measured_on = "validation "
@@ -338,17 +337,14 @@ class RunRecorder:
             if before is None and not row.trained:
                 self.say(f"  {row.label}: sums its slice of the fast workers' models")
             elif before is None:
-                small = (
-                    f" (contributes less than {NEGLIGIBLE:.0%})"
-                    if 0 < row.weight < NEGLIGIBLE
-                    else ""
-                )
                 own = self._strategy.registry.workers[row.worker].profile
                 steps = counted(row.local_steps, "step")
                 steps += f" of {own.batch_size} samples" if own.batch_size else ""
                 steps += f" per round{own.precision and f' in {own.precision}'}"
                 steps += f", weight {row.weight:.1%}"
-                self.say(f"  {row.label}: {steps}{small}")
+                if 0 < row.weight < NEGLIGIBLE:
+                    steps += f" (contributes less than {NEGLIGIBLE:.0%})"
+                self.say(f"  {row.label}: {steps}")
             elif before != row.local_steps:
                 why = " or the number of samples" if self.config.selection else ""
                 self.say(

@@ -16,14 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from ..errors import UsageError
-from ..grids.array_records import (
-    ArrayView,
-    Layout,
-    flat_like,
-    flat_of,
-    flat_record,
-    record_of,
-)
+from ..grids.array_records import ArrayView, Layout, flat_like, flat_of, flat_record, record_of
 from ..protocol import COUNTERS, SLOTS, state_name
 from .transfer import copy_to_device, copy_to_host, tensor_on
 
