@@ -29,7 +29,7 @@ from ..errors import UsageError
 from ..grids.array_records import view_record
 from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
-from .fit_loop import EpochEnd, EvaluateFn, fit
+from .fit_loop import EpochEnd, EvaluateFn, fit, start_until
 from .messages import Address
 from .patience import Patience
 from .planner import Planner
@@ -37,7 +37,6 @@ from .round import Outcome, Round
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
 from .speeds import Connector
-from .start_loop import start_until
 from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
