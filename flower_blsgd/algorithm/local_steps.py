@@ -192,10 +192,10 @@ class SameSteps(StepPolicy):
 class SystemAwareSteps(StepPolicy):
     """Local steps in proportion to the speed of each worker (the paper's method).
 
-    A worker takes its speed ratio times `local_steps_fast`, rounded, whatever its tier. An unknown
-    speed ratio counts as 1. With `local_steps_slow`, nothing follows from speeds: every fast worker
-    takes `local_steps_fast`, and every slow one `local_steps_slow`. The ``given_steps`` of a worker
-    take precedence.
+    A worker of any tier takes its speed ratio times `local_steps_fast`, rounded. An unknown speed
+    ratio counts as 1. With `local_steps_slow`, nothing follows from speeds: every fast worker takes
+    `local_steps_fast`, and every slow one `local_steps_slow`. The ``given_steps`` of a worker take
+    precedence.
 
     Parameters
     ----------

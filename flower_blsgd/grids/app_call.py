@@ -141,7 +141,7 @@ def error_of(error: BaseException, summary: str = "") -> Error:
 
 
 def _summary_of(message: str, kind: str) -> str:
-    """Return a summary if the last line of a message is none: torch ends errors with hints."""
+    """Return a summary of a message of several lines; torch ends some with hints, not the cause."""
     first, *others = message.splitlines() or [""]
     if not others or "Traceback (most recent call last)" in message:  # of a DataLoader's process
         return ""

@@ -20,7 +20,7 @@ from ..grids.array_records import Flat, Layout
 from ..grids.shared_memory import Block, BlockMemory
 
 PIECE_BYTES = 1 << 25
-"""Largest buffer of a piece; a larger tensor is a piece of its own and needs no buffer."""
+"""Largest buffer of a piece; a larger tensor is copied alone, without a buffer."""
 
 PAGE_LOCK = os.environ.get("BLSGD_PAGE_LOCK") == "1"
 """Whether shared memory is page-locked for CUDA: off by default, until it has run on a GPU."""
