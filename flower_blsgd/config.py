@@ -223,6 +223,8 @@ class RunConfig:
             if key not in known:
                 raise UsageError(f"{key} = {value!r}: unknown key; {nearest(key, known)}")
         settings: dict[str, Any] = {known[key]: value for key, value in values.items()}
+        if settings.get("steps") == "by-speed":  # of 0.1.0, where this was another policy
+            settings["steps"] = "system-aware"
         return cls(**settings)
 
     def to_run_config(self) -> dict[str, Value]:

@@ -17,6 +17,7 @@ from flower_blsgd import Task, evaluate_run, load
 from flower_blsgd.cli.main import main
 from flower_blsgd.config import RunConfig
 from flower_blsgd.models.resnets import resnet8
+from flower_blsgd.results.folder import read_config
 from flower_blsgd.tasks import load_task
 from flower_blsgd.tasks.digits import small_cnn
 from flower_blsgd.tasks.images import BENCHMARKS
@@ -115,6 +116,14 @@ def test_load_task_of_an_object(tmp_path: Path, cpu_only: None) -> None:
     assert (result.accuracy, result.num_examples, result.device) == (0.75, 4, "cpu")
     # -log softmax([0, 1]): 1.3133 for class 0 and 0.3133 for class 1
     assert result.loss == pytest.approx((1.313262 + 3 * 0.313262) / 4, abs=1e-6)
+
+
+def test_run_of_0_1_0_whose_steps_were_by_speed(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run", small_cnn())
+    file = folder / "config.toml"
+    file.write_text(file.read_text().replace('steps = ""', 'steps = "by-speed"'))
+    assert 'steps = "by-speed"' in file.read_text()
+    assert read_config(folder) == RunConfig(steps="system-aware")
 
 
 def test_evaluation_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

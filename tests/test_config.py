@@ -91,7 +91,7 @@ def test_values_that_stand_for_a_number() -> None:
         ("split", "half", 'empty, "official" or "paper"'),
         ("max_tokens", 7, "at least 8"),
         ("validation_share", 1.0, "in [0, 1)"),
-        ("steps", "by-speed", "empty, or one of system-aware, same, one, one-by-throughput"),
+        ("steps", "by-turns", "empty, or one of system-aware, same, one, one-by-throughput"),
         ("sampler", "unifrom", "empty, or one of separated, unified, uniform, candidates, resh"),
         ("selection", "info", "one of infobatch, importance-sampling, active-bias"),
         ("name", "a/b", "letters, digits"),
