@@ -20,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -28,6 +29,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from ..errors import UsageError
 from .pinning import ALLOCATOR, COMPILE_THREADS, PASSIVE, THREAD_VARIABLES, num_threads, pinned
 from .worker_spec import WorkerSpec
 
@@ -239,7 +241,11 @@ def _run_worker(
     multiprocessing.current_process().daemon = False  # it may start child processes
     multiprocessing.set_start_method(None, force=True)
     gc.freeze()  # keep the collector from touching the pages that all forks share
-    with pinned(worker, threads):
+    with contextlib.ExitStack() as pins:
+        try:
+            pins.enter_context(pinned(worker, threads))
+        except UsageError:  # which the app's own calls report
+            pins.enter_context(pinned(replace(worker, device="cpu"), threads))
         import numpy as np
         import torch
 

@@ -95,12 +95,12 @@ def visible_card(device: str, alone: bool = True) -> dict[str, str]:
     if kind != "cuda" or not (number or "0").isdigit() or not (alone or len(_mig_devices()) > 1):
         return {}
     index, (variable, cards) = int(number or 0), _visible_cards()
-    own = cards[index : index + 1] if cards else [str(index)]
+    own = cards[index : index + 1] if variable in os.environ else [str(index)]
     return {variable: "".join(own), OWN_DEVICE: device}
 
 
 def _visible_cards() -> tuple[str, list[str]]:
-    """Return a variable and its indices, UUIDs or MIG names of cards; none if all are visible."""
+    """Return a variable and its indices, UUIDs or MIG names of cards; unset, all are visible."""
     hip = "HIP_VISIBLE_DEVICES"  # AMD's, which takes precedence on its cards
     variable = hip if hip in os.environ else "CUDA_VISIBLE_DEVICES"
     entries = os.environ.get(variable, "").split(",")

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 
+from ..errors import UsageError, first_line
 from .machine import this_machine, visible_card
 from .worker_spec import WorkerSpec
 
@@ -57,7 +58,7 @@ def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
 
     ``device="cuda"`` is then the worker's card. All are restored afterwards, because one process
     may serve several workers in turn, as Ray's actors do. On systems without affinity (macOS), the
-    cores are not set.
+    cores are not set. UsageError if the device refuses.
     """
     with on_cores_of(worker):
         import torch  # after pinning, since its threads inherit the cores
@@ -68,7 +69,13 @@ def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
         there = torch.accelerator.current_accelerator(check_available=device.type != "cpu")
         index = device.index if there is not None and there.type == device.type else None
         try:
-            with torch.accelerator.device_index(index):
+            with contextlib.ExitStack() as device_index:
+                try:
+                    device_index.enter_context(torch.accelerator.device_index(index))
+                except RuntimeError as error:  # no memory for a context, or another process owns it
+                    raise UsageError(
+                        f"{worker.device} cannot be used: {first_line(error)}"
+                    ) from None
                 yield
         finally:
             torch.set_num_threads(threads_before)

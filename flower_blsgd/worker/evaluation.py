@@ -67,10 +67,11 @@ def evaluate_sums(
     summed_on = device if device.type in ("cpu", "cuda") else "cpu"  # others may have no float64
     names: list[str] = []
     sums: list[Tensor] = []
-    with torch.inference_mode(), autocast("float32" if on_cpu else precision, device):
+    inside: Precision = "float32" if on_cpu else precision
+    with torch.inference_mode():
         for read in source.batches(indices, sizes, seed_step=0):
             batch = map_tensors(read, channels_last_images) if channels_last else read
-            losses, values = sample_values(model, batch, loss, metric)
+            losses, values = sample_values(model, batch, inside, device, loss, metric)
             named = named_values(values, metric_name)
             names = names or list(named)
             if names != list(named):
@@ -85,22 +86,31 @@ def evaluate_sums(
     return EvaluateReport(first, last, totals[:, 0].tolist(), metric_sums, names)
 
 
-def sample_values(model: nn.Module, batch: Any, *functions: SampleLoss) -> list[Any]:
+def sample_values(
+    model: nn.Module,
+    batch: Any,
+    precision: Precision,
+    device: torch.device,
+    *functions: SampleLoss,
+) -> list[Any]:
     """Return the values of losses and metrics on one batch, with one forward pass for all.
 
-    Functions that take the model call it themselves.
+    Functions that take the model call it themselves, in this precision. The others compute in the
+    dtype of the outputs, which become float32: numpy, which a metric may use, has no bfloat16.
     """
     called: list[Any] = []
     values = []
     for function in functions:
         if takes_model(function):
-            values.append(function(model, batch))
+            with autocast(precision, device):
+                values.append(function(model, batch))
             continue
         inputs, targets = inputs_and_targets(batch)
         if not called:
-            called.append(model(inputs))
+            with autocast(precision, device):
+                called.append(model(inputs))
             if isinstance(called[0], Tensor) and called[0].dtype in (torch.bfloat16, torch.float16):
-                called[0] = called[0].float()  # numpy, which a metric may use, has no bfloat16
+                called[0] = called[0].float()
         values.append(function(called[0], targets))
     return values
 

@@ -174,7 +174,7 @@ _NUMBER = "number:"
 
 
 class TensorArray(ArrayView):
-    """A Flower array that refers to a tensor on any device, and copies it only when it is read."""
+    """A Flower array that refers to a tensor; one on an accelerator is copied when it is read."""
 
     tensor: Tensor
     _host_dtype: torch.dtype
@@ -190,10 +190,9 @@ class TensorArray(ArrayView):
 
     @property
     def memory(self) -> npt.NDArray[Any]:
-        """A copy of the tensor, contiguous also if the tensor is channels-last."""
-        contiguous = torch.contiguous_format
-        copied = self.tensor.to("cpu", self._host_dtype, copy=True, memory_format=contiguous)
-        elements: npt.NDArray[Any] = copied.numpy()
+        """The elements on the host, contiguous also if the tensor is channels-last."""
+        there = self.tensor.to("cpu", self._host_dtype).contiguous()
+        elements: npt.NDArray[Any] = there.numpy()
         return elements
 
 
@@ -210,8 +209,9 @@ def momentum_record(
     arrays: dict[str, Array] = {}
     for name, _, slot, tensor in _state(model, optimizer):
         short = slot in COUNTERS or tensor.dtype in _SHORT  # of counters torch has float64
-        array = TensorArray(tensor.detach(), torch.float32 if short else tensor.dtype)
-        arrays[state_name(slot, name)] = ArrayView(array.memory) if copy else array
+        copied = tensor.detach().to("cpu", copy=True) if copy else tensor.detach()
+        dtype = torch.float32 if short else tensor.dtype
+        arrays[state_name(slot, name)] = TensorArray(copied, dtype)
     return record_of(arrays)
 
 

@@ -7,7 +7,7 @@ where several are possible (the last one holds for further cards):
 
 =======================  ===========================================================================
 FAKE_CUDA_DEVICES        number of cards (2)
-FAKE_CUDA_MEMORY         bytes of each ("4e9")
+FAKE_CUDA_MEMORY         bytes of each ("4e9"); 0: too few for a context
 FAKE_CUDA_KERNEL_US      microseconds of each kernel and each tensor that it returns
                          ("300,1200"): the card is busy, the host is not
 FAKE_CUDA_NAMES          product names

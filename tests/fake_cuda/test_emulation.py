@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 def test_tests_that_need_cuda_pass_on_it() -> None:
     environment = {**emulated(memory="1e9"), "OMP_NUM_THREADS": "1"}
     files = [f for f in sorted(TESTS.rglob("test_*.py")) if "mark.cuda" in f.read_text()]
-    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers", "-m", "cuda"]
+    options = ["-q", "-rs", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers", "-m", "cuda"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *files],
         cwd=TESTS.parent,
@@ -27,4 +27,6 @@ def test_tests_that_need_cuda_pass_on_it() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"\b\d+ passed\b", done.stdout), done.stdout
+    assert re.search(r"\b\d\d+ passed\b", done.stdout), done.stdout
+    skipped = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert all("compile" in line for line in skipped), skipped

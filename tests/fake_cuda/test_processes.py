@@ -77,3 +77,21 @@ def test_trainer(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "hf_trainer" / "train.py", tmp_path)
     output, _ = launched(tmp_path, "--samples", "96", "train.py")
     assert "accuracy" in output
+
+
+def test_a_card_that_refuses_costs_only_its_worker(tmp_path: Path) -> None:
+    """It has no memory for a context, so its process cannot even make it the current device."""
+    options = ["workers=cuda:0; cuda:1", "rounds=1", "local-steps-fast=2", "out=run"]
+    given = [word for option in options for word in ("-s", option)]
+    done = subprocess.run(
+        [sys.executable, "-m", "flower_blsgd", "run", str(ROOT), *given],
+        cwd=tmp_path,
+        env={**emulated(memory="1e9,0"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    refused = "node 101 does not take part: cuda:1 cannot be used: CUDA error: out of memory"
+    assert [line for line in done.stderr.splitlines() if "cuda:1" in line] == [f"blsgd: {refused}"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [worker["device"] for worker in summary["workers"]] == ["cuda:0"]

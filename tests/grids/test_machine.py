@@ -84,17 +84,20 @@ def test_each_mig_device_is_seen_by_its_own_process(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("visible", "device", "entry"),
     [
-        ("", "cuda:1", "1"),
+        (None, "cuda:1", "1"),
+        ("", "cuda:1", ""),  # no card: all are hidden and stay hidden
         ("2, 3", "cuda:1", "3"),
         ("GPU-a,GPU-b", "cuda:1", "GPU-b"),
         ("5,6", "cuda", "5"),
-        ("5,6", "cuda:2", ""),  # no card: one that is hidden stays hidden
+        ("5,6", "cuda:2", ""),
     ],
 )
 def test_a_process_sees_its_own_card(
-    monkeypatch: pytest.MonkeyPatch, visible: str, device: str, entry: str
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, device: str, entry: str
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_card(device, alone=False) == {}  # cards that are no MIG devices
     assert visible_card("xpu:1") == {}
     assert visible_card("cuda:x") == {}  # refused elsewhere

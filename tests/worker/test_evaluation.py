@@ -181,12 +181,12 @@ class Observed(nn.Module):
     ["cpu", pytest.param("cuda:0", marks=CUDA)],
 )
 def test_precision_and_memory_format_are_those_of_training(device: str) -> None:
-    """But a CPU computes in float32, and a metric always gets float32, which numpy knows."""
+    """But a CPU computes in float32, and a metric always computes in float32."""
     seen: list[object] = []
     samples = torch.randn(4, 3, 4, 4), torch.zeros(4)
 
     def metric(outputs: Tensor, targets: Tensor) -> Tensor:
-        seen.append(outputs.dtype)
+        seen.append((outputs @ outputs.mT).dtype)
         return outputs[:, 0]
 
     def run(**settings: object) -> None:

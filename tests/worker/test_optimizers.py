@@ -156,7 +156,7 @@ def test_counters_are_float32_and_may_be_a_fraction() -> None:
 
 
 def test_keep_works_in_the_memory_of_the_state() -> None:
-    """No copy on a CPU, and none of the state on an accelerator; reading the record makes one."""
+    """The optimizer and the record of its state share memory."""
     sgd, state = adamw_of(), RecordDict()
     sgd.run(order_of(1, start()), state)
     kept = state.array_records["momentum"]
@@ -167,6 +167,7 @@ def test_keep_works_in_the_memory_of_the_state() -> None:
     for server_round in (2, 3):
         sgd.run(order_of(server_round, start()), state)
         found = state.array_records["momentum"]
+        assert all(np.shares_memory(found[name].numpy(), memories[name]) for name in memories)
         assert steps_in(found) == {float(STEPS * server_round)}
     kept_by_torch = [t for kept in sgd._optimizer.state.values() for t in kept.values()]
     addresses = {memory.__array_interface__["data"][0] for memory in memories.values()}

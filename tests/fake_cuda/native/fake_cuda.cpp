@@ -114,6 +114,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return device_of(current_card); }
   void setDevice(c10::Device device) const override {
     check_exists(device);
+    // CUDA creates a context here.
+    TORCH_CHECK(total_bytes(device.index()) > 0, "CUDA error: out of memory");
     current_card = device.index();
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override { current_card = device.index(); }
