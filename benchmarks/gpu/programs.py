@@ -42,6 +42,14 @@ def run(lines: Lines) -> None:
             killed = min(_workers_below(process.pid))
             os.kill(killed, signal.SIGKILL)
             _wait_for_rounds(out, 12, process)
+            query = "--query-compute-apps=pid,used_memory"
+            apps = finished("nvidia-smi", query, "--format=csv,noheader")[1].splitlines()
+            lines.expect(
+                "the server has no context on the card",
+                not any(app.startswith(f"{process.pid},") for app in apps),
+                server=process.pid,
+                apps=apps,
+            )
             process.send_signal(signal.SIGINT)
             said = process.communicate(timeout=20)[0]
         code = process.returncode

@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 def test_tests_that_need_cuda_pass_on_it() -> None:
     environment = {**emulated(memory="1e9"), "OMP_NUM_THREADS": "1"}
     files = [f for f in sorted(TESTS.rglob("test_*.py")) if "mark.cuda" in f.read_text()]
-    options = ["-q", "-rs", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers", "-m", "cuda"]
+    options = ["-qrs", "-p", "no:cacheprovider", "-o", "addopts=--strict-markers", "-m", "cuda"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *files],
         cwd=TESTS.parent,
