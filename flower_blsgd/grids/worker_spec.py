@@ -171,7 +171,7 @@ class WorkerSpec(WorkerOptions):
 
     @property
     def torch_device(self) -> str:
-        """The device in this process: ``"cuda:0"`` for the only card that the process sees."""
+        """The device in this process, which is ``"cuda:0"`` if it sees only one card."""
         return torch_device(self.device)
 
     def to_node_config(
