@@ -4,8 +4,6 @@ Importing this package imports nothing else; each name below is loaded when it i
 """
 
 import importlib
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,10 +69,38 @@ if TYPE_CHECKING:
     from .worker.profile import answer_profile as answer_profile
     from .worker.profile import worker_of as worker_of
 
-# A name and its module are written once: in the imports above.
-_SOURCE = Path(__file__).read_text(encoding="utf-8")
-_IMPORTS = re.findall(r"^    from \.(\S+) import (\w+) as", _SOURCE, re.MULTILINE)
-_MODULES = {name: module for module, name in _IMPORTS}
+_NAMES = {
+    "algorithm.averaging": "EqualWeighting LoadWeighting NormalizedWeighting"
+    " PerSampleWeighting Weighting",
+    "algorithm.local_steps": "BalancedBatches Participant SameSteps StepPolicy SystemAwareSteps",
+    "algorithm.loss_table": "LossTable",
+    "algorithm.outer_optimizer": "OuterOptimizer OuterSGD",
+    "algorithm.randomness": "generator",
+    "algorithm.sampling": "EpochRequest SampleList Sampler SeparatedSampler"
+    " UnifiedSampler UniformSampler",
+    "algorithm.schedules": "LearningRate",
+    "algorithm.selection": "ActiveBias ImportanceSampling InfoBatch"
+    " Selected Selection SelectionRequest",
+    "api": "Evaluation TrainResult evaluate_run load train",
+    "errors": "UsageError",
+    "grids.app_call": "accept_views serve_sessions",
+    "grids.local_grid": "LocalGrid",
+    "grids.pinning": "pinned",
+    "grids.stream.grid": "StreamGrid stream",
+    "grids.worker_spec": "WorkerSpec parse_workers",
+    "hosts.several_devices": "several_devices",
+    "protocol": "TrainOrder TrainReport WorkerProfile",
+    "results.folder": "EpochRow scalars",
+    "session.session": "Session join",
+    "strategy.biased_local_sgd": "BiasedLocalSGD",
+    "strategy.fit_loop": "EpochEnd",
+    "strategy.round_metrics": "RoundRecord WorkerRound",
+    "tasks": "Task",
+    "worker.local_sgd": "LocalSGD",
+    "worker.losses": "binary_cross_entropy causal_lm_loss cross_entropy mean_squared_error",
+    "worker.profile": "answer_profile worker_of",
+}
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = list(_MODULES)
 
 
