@@ -109,8 +109,9 @@ class LocalGrid(MailboxGrid):
         self._idle_deaths: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank, worker in enumerate(self.workers):
             context = self._context(rank, run_config)
-            its = (worker, threads, environment(worker, threads, workers, own_cards))
-            job = Job(*its, context, client_app, app_dir, payload, rank == shown)
+            variables = environment(worker, threads, workers, own_cards)
+            shows = rank == shown
+            job = Job(worker, threads, variables, context, client_app, app_dir, payload, shows)
             node = WorkerNode(job, self._mailbox, self._idle_deaths)
             if on_line is not None:
                 node.on_line = functools.partial(on_line, rank)

@@ -42,9 +42,9 @@ class Job:
     """Arguments of a worker process.
 
     0 threads stand for one per core of the worker. `environment` is added to that of the server's
-    process. `client_app` is ``module:attribute`` of a module
-    in `app_dir`. `setup` is a function to call before the app is loaded. With `shows_output`, what
-    the process prints goes where this process prints.
+    process. `client_app` is ``module:attribute`` of a module in `app_dir`. `setup` is a function to
+    call before the app is loaded. With `shows_output`, what the process prints goes where this
+    process prints.
     """
 
     worker: WorkerSpec

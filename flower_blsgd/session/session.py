@@ -23,6 +23,7 @@ from ..worker.model_io import (
     sent_tensors,
     state_record,
 )
+from ..worker.step import fork_rng
 from ..worker.timing import synchronize, throttle
 from .exchange import HERE, End, Evaluate, Exchange, Joined, Measure, Train
 from .sampler import SessionSampler
@@ -480,8 +481,7 @@ class Session:
         order, was_training = work.order, self._model.training
         load_state(self._model, order.arrays)
         began = time.perf_counter()
-        cards = [] if self.device.type == "cpu" else [self.device]
-        with torch.random.fork_rng(cards, device_type=self.device.type):
+        with fork_rng(self.device):
             self._model.eval()
             try:
                 figures = dict(self._evaluate(self._model))

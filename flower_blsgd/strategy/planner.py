@@ -377,8 +377,8 @@ def _refuse_missing_tier(
     if train_on.fast_only:
         needed["fast"] = f"only fast workers train; {name_fast}"
     elif sampler.needs_both_tiers and not unknown:
+        both = "this sampler needs a fast and a slow one"
         for tier, fix in (("fast", name_fast), ("slow", name_slow)):
-            both = "this sampler needs a fast and a slow one"
             needed[tier] = f'{both}; {fix}, or use sampler = "uniform"'
     if train_on.slow_reduce:
         needed["slow"] = f'slow workers sum the models; {name_slow}, or use train-on = "fast"'

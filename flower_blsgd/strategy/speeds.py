@@ -178,7 +178,7 @@ class Connector:
         if overhead_seconds:
             taken = f"{overhead_seconds:.3g} s in addition to computing"
             shape = planner.shape(workers, planner.local_steps_fast)
-            if seconds := max(planner.computing_seconds(planner.training(workers), shape)):
+            if seconds := max(planner.computing_seconds(training, shape)):
                 share = f", {overhead_seconds / (overhead_seconds + seconds):.1%} of the time"
         chosen = f"local-steps-fast = auto: {planner.local_steps_fast}"
         self.steps_chosen = f"{chosen}; a round takes {taken}{share}"

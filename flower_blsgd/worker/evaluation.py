@@ -17,7 +17,7 @@ from .batches import (
     map_tensors,
     num_samples,
 )
-from .step import SampleLoss, autocast, takes_model
+from .step import SampleLoss, autocast, takes_model, widened
 
 _ON_CPU = 64
 
@@ -109,8 +109,8 @@ def sample_values(
         if not called:
             with autocast(precision, device):
                 called.append(model(inputs))
-            if isinstance(called[0], Tensor) and called[0].dtype in (torch.bfloat16, torch.float16):
-                called[0] = called[0].float()
+            if isinstance(called[0], Tensor):
+                called[0] = widened(called[0])
         values.append(function(called[0], targets))
     return values
 

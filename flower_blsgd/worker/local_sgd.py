@@ -52,11 +52,13 @@ from .step import (
     check_micro_batches,
     check_precision,
     custom_optimizer,
+    fork_rng,
     make_optimizer,
     preserve_training_state,
     set_learning_rate,
     takes_model,
     use_precision,
+    widened,
 )
 from .timing import synchronize, throttle
 
@@ -361,8 +363,7 @@ class LocalSGD:
         if order.sample_weights is not None:
             weights = torch.from_numpy(order.sample_weights.copy()).to(self.device)
         losses = torch.empty(len(order.indices), device=self.device)
-        cards = [] if self.device.type == "cpu" else [self.device]
-        with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
+        with fork_rng(self.device):
             self._prepare_steps(order.indices[:size], order.seed)
             synchronize(self.device)
             started_at, start = time.time(), time.perf_counter()
@@ -463,7 +464,7 @@ class LocalSGD:
                 f"the loss must return one value per sample, shape ({size},), not "
                 f'{tuple(losses.shape)}; for a torch loss, set reduction="none"'
             )
-        return losses.float() if losses.dtype in (torch.bfloat16, torch.float16) else losses
+        return widened(losses)
 
     def _prepare_steps(self, indices: npt.NDArray[np.int32], seed: int) -> None:
         """Compile the model for batches of this size, and seed the generators."""

@@ -270,7 +270,18 @@ def check_precision(precision: str, device: torch.device) -> Precision:
     return precision
 
 
+def widened(values: Tensor) -> Tensor:
+    """Return values of 16 bits as float32, and others as they are."""
+    return values.float() if values.dtype in _SHORT.values() else values
+
+
 # --- restoring the training state
+
+
+def fork_rng(*devices: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Return torch's context manager that restores the generators of the CPU and these devices."""
+    cards = [device for device in devices if device.type != "cpu"]
+    return torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda")
 
 
 @contextlib.contextmanager
@@ -288,9 +299,8 @@ def preserve_training_state(model: nn.Module, optimizer: torch.optim.Optimizer) 
     known = set(optimizer.state)
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     pythons, numpys = random.getstate(), np.random.get_state()
-    cards = list({t.device for t in tensors if t.device.type != "cpu"})
     try:
-        with torch.random.fork_rng(cards, device_type=cards[0].type if cards else "cuda"):
+        with fork_rng(*{tensor.device for tensor in tensors}):
             yield
     finally:
         random.setstate(pythons)
