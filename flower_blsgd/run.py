@@ -24,7 +24,7 @@ from .grids.fork_server import start_fork_server
 from .grids.local_grid import LocalGrid
 from .grids.machine import accelerator_of, format_bytes, require_bytes, this_machine
 from .grids.worker_spec import WorkerSpec, parse_workers
-from .protocol import TRACE_FOLDER, EvaluateReport, state_copies
+from .protocol import TRACE_FOLDER, EvaluateReport, WorkerProfile, state_copies
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
 from .results.progress import ProgressView
@@ -44,7 +44,6 @@ from .tasks.check import check_task
 from .tasks.task import Task
 from .worker import MODULES
 from .worker.model_io import load_state, model_fingerprint, state_record
-from .worker.profile import profile_of
 from .worker.step import check_precision, use_precision
 
 _LOG = logging.getLogger(__name__)
@@ -371,7 +370,7 @@ def check_workers(config: RunConfig, workers: Sequence[WorkerSpec], num_samples:
     for worker in () if config.is_script else workers:
         check_precision(worker.precision or config.precision, torch.device(worker.device))
     strategy = make_strategy(config, num_samples, len(workers))
-    profiles = [profile_of(worker, partition) for partition, worker in enumerate(workers)]
+    profiles = [WorkerProfile.of(worker, partition) for partition, worker in enumerate(workers)]
     strategy.registry.register({(i, None): p for i, p in enumerate(assume_speeds(profiles))})
     strategy.planner.check(strategy.registry.active)
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from ..config import RunConfig
 from ..errors import UsageError
 from ..grids.worker_spec import WorkerSpec, parse_workers
+from ..protocol import WorkerProfile
 from ..results.speed_profile import SpeedProfile, Spread, with_profile
 from ..results.tables import UNKNOWN, Table, share_text
 from ..run import load_own_task, make_strategy
@@ -17,7 +18,6 @@ from ..strategy.cost_model import Prediction, predict_run, slow_device_lines
 from ..strategy.evaluation import FORWARD_PER_STEP
 from ..strategy.round_metrics import WorkerRound
 from ..strategy.workers import Worker, WorkerRegistry
-from ..worker.profile import profile_of
 from .calibration import profile_path
 from .compare import refuse_unknown
 
@@ -93,7 +93,7 @@ def plan_runs(
     `overhead_seconds` is the time of a round in addition to computing; `num_test` the size of the
     test set, 0 if unknown. See `plan` for the rest.
     """
-    profiles = [profile_of(worker, position) for position, worker in enumerate(workers)]
+    profiles = [WorkerProfile.of(worker, position) for position, worker in enumerate(workers)]
     size = config.batch_size
     registry = WorkerRegistry.of_profiles(profiles, config.fast_threshold, size)
     num_training = len(registry.active)

@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping
 
 from flwr.serverapp import Grid
 
+from .worker_spec import WorkerSpec
+
 
 class GridFeatures:
     """Methods that a grid may have in addition to Flower's; the defaults do nothing.
@@ -14,6 +16,11 @@ class GridFeatures:
     def take_deaths(self) -> list[int]:
         """Return the nodes whose process died between two messages, each death once."""
         return []
+
+    @property
+    def specs(self) -> Mapping[int, tuple[int, WorkerSpec]]:
+        """The partition ids and workers of nodes as the user describes them, by node id."""
+        return {}
 
     def give_up(self, node_of: Mapping[str, int]) -> None:
         """Stop waiting for the replies to these messages.

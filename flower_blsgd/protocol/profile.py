@@ -6,7 +6,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from ..grids.worker_spec import OPTIONS, WorkerOptions
+from ..grids.worker_spec import OPTIONS, WorkerOptions, WorkerSpec
 from .failure import ProtocolError
 from .records import CONFIG, PROFILE, from_wire, to_wire
 
@@ -65,6 +65,12 @@ class WorkerProfile(WorkerOptions):
     partition_id: int = field(default=-1, kw_only=True, metadata={"limits": -1})
     data_fingerprint: str = field(default="", kw_only=True)
     model_fingerprint: str = field(default="", kw_only=True)
+
+    @classmethod
+    def of(cls, worker: WorkerSpec, partition_id: int = -1) -> "WorkerProfile":
+        """Return the profile of a worker: its device and options."""
+        options = {option.field: getattr(worker, option.field) for option in OPTIONS.values()}
+        return cls(worker.device_with_cores, partition_id=partition_id, **options)
 
     def to_reply(self, message: Message) -> Message:
         """Return the answer to a profile query."""

@@ -17,6 +17,7 @@ from ..protocol import WorkerProfile
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.cost_model import NEGLIGIBLE
 from ..strategy.round_metrics import WorkerRound
+from ..strategy.workers import STARTING
 from ..tasks import GIVEN_IN_PYTHON
 from .folder import EpochRow, shown_late, shown_metric
 from .metrics import Figures, RunMetrics
@@ -68,6 +69,12 @@ def summary_of(
             for index, its in sorted(by_worker.items())
         ],
         "failures": [
+            {"round": 0, "worker": worker.label, "kind": kind, "reason": worker.start_failure}
+            for worker in strategy.registry.workers
+            for kind in worker.failures
+            if kind.endswith(STARTING)
+        ]
+        + [
             {
                 "round": number,
                 "worker": row.label,

@@ -12,6 +12,7 @@ from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.epoch_plan import RoundShape
 from ..algorithm.local_steps import Clock
+from ..errors import UsageError
 from ..grids.features import features_of
 from ..grids.worker_spec import Tier
 from ..protocol import (
@@ -29,7 +30,7 @@ from .messages import Address, answer_of, node_messages, read_answer, replies_to
 from .patience import MULTIPLE_OF_START
 from .planner import Planner
 from .round import Round
-from .workers import WorkerRegistry
+from .workers import UNKNOWN_NODE, Worker, WorkerRegistry
 
 _LOG = logging.getLogger(__name__)
 _PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own strategies
@@ -76,7 +77,8 @@ class Connector:
 
         The first call waits for enough nodes, queries them, and measures speeds if needed. Later
         calls query a new node only if it may be a worker that returns; `prepare_epoch` queries the
-        others. UsageError if, in the first call, a worker cannot take part.
+        others. UsageError if, in the first call, a worker cannot take part, or so many fail to
+        start that fewer than `min_workers` can train.
         """
         registry = self.registry
         online = set(grid.get_node_ids()) if registry.begun else self._wait(grid)
@@ -95,10 +97,17 @@ class Connector:
         new = sorted(online - self._queried_nodes)
         if not registry.begun:
             began = time.monotonic()
-            self._query(grid, new)
+            failed = [worker for worker in self._query(grid, new) if worker.trains]
             seconds = time.monotonic() - began
             if seconds < _FIRST_QUERY_SECONDS:  # all nodes answered
                 registry.start_seconds = seconds
+            able, lost = map(len, map(self.planner.training, (registry.active, failed)))
+            if able < min(self.min_workers, able + lost):
+                raise UsageError(
+                    f"the run cannot begin: {able} of {able + lost} workers can train, and "
+                    f"min-workers = {self.min_workers} ({self._reasons()})"
+                    + (f"; repair it, or use min-workers = {able}" if able else "")
+                )
             self._measure_speeds(grid, 0)
         elif not all(worker.present for worker in registry.workers):
             self._query(grid, new)
@@ -126,15 +135,20 @@ class Connector:
         self._measure_speeds(grid, first_new)
         left = training(registry.active)
         if len(left) < needed:
-            reasons = "; ".join(
-                f"{w.label}: {w.excluded or 'its node is gone'}"
-                for w in registry.workers
-                if w.trains and w not in registry.active
-            )
             raise AggregationError(
                 f"the next epoch cannot begin: {len(left)} of {began} workers "
-                f"are left, and min-workers = {self.min_workers} ({reasons})"
+                f"are left, and min-workers = {self.min_workers} ({self._reasons()})"
             )
+
+    def _reasons(self) -> str:
+        """Return the workers that should train and cannot, by reason."""
+        labels: dict[str, list[str]] = {}
+        for worker in self.registry.workers:
+            if worker.trains and worker not in self.registry.active:
+                never = worker.start_failure if worker.node_id == UNKNOWN_NODE else ""
+                reason = worker.excluded or never or "its node is gone"
+                labels.setdefault(reason, []).append(worker.label)
+        return "; ".join(f"{', '.join(its)}: {reason}" for reason, its in labels.items())
 
     def choose_steps(
         self,
@@ -184,14 +198,27 @@ class Connector:
         self.steps_chosen = f"{chosen}; a round takes {taken}{share}"
         _PROGRESS.info(self.steps_chosen)
 
-    def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
-        """Query nodes, register new workers, and readmit excluded workers that answer."""
+    def _query(self, grid: Grid, nodes: Sequence[int]) -> list[Worker]:
+        """Query nodes, register new workers, and readmit excluded workers that answer.
+
+        Returns those that failed to answer their first query.
+        """
         registry = self.registry
         level = logging.ERROR if set(nodes) - self._queried_nodes else logging.DEBUG
         seconds = _FIRST_QUERY_SECONDS
         if registry.begun:
             seconds = max(_QUERY_AGAIN_SECONDS, MULTIPLE_OF_START * registry.start_seconds)
-        found = query_profiles(grid, nodes, seconds, level)
+        found, failures = query_profiles(grid, nodes, seconds, level)
+        failed, specs = [], features_of(grid).specs
+        for (node_id, rank), failure in failures.items():
+            if node_id in self._queried_nodes:
+                _LOG.debug("node %d does not take part: %s", node_id, failure.brief)
+            elif node_id in specs:
+                partition_id, spec = specs[node_id]
+                failed.append((WorkerProfile.of(spec, partition_id), rank, failure))
+            else:
+                name = f"node {node_id}" if rank is None else f"device {rank} of node {node_id}"
+                failed.append((WorkerProfile(UNKNOWN_DEVICE, name=name), rank, failure))
         self._queried_nodes |= set(nodes)
         for worker in registry.workers:
             profile = found.pop(worker.address, None)
@@ -199,7 +226,7 @@ class Connector:
                 worker.excluded = ""
                 _LOG.info("%s answers and takes part again", worker.label)
         self._speeds_are_due |= bool(found)
-        registry.register(found)
+        return registry.register(found, failed)
 
     def _wait(self, grid: Grid) -> set[int]:
         logged = -1
@@ -248,12 +275,12 @@ class Connector:
 
 def query_profiles(
     grid: Grid, node_ids: Sequence[int], seconds: float, level: int
-) -> dict[Address, WorkerProfile]:
-    """Query the profiles of nodes, and return those of their workers.
+) -> tuple[dict[Address, WorkerProfile], dict[Address, Failure]]:
+    """Query the profiles of nodes, and return those of their workers, and the failures.
 
-    A worker that fails, does not answer within `seconds` or sends no profile is logged at `level`
-    and left out. A ClientApp without a handler for the query counts as one fast worker, with a
-    warning. A node whose process died is queried again, because the process restarts.
+    A worker that fails, does not answer within `seconds` or sends no profile is a failure. A
+    ClientApp without a handler for the query counts as one fast worker, with a warning, at most at
+    `level`. A node whose process died is queried again, because the process restarts.
     """
     content = ProfileQuery().to_records()
     replies: dict[int, Message] = {}
@@ -278,12 +305,7 @@ def query_profiles(
             '(gamma 1); add app.query("profile")(flower_blsgd.answer_profile) to the ClientApp',
             ", ".join(f"node {node_id}" for node_id, _ in no_handler),
         )
-    for (node_id, rank), failure in failures.items():
-        if (node_id, rank) not in no_handler:
-            reason = failure.reason.rstrip() or failure.brief
-            who = f"node {node_id}" if rank is None else f"device {rank} of node {node_id}"
-            _LOG.log(level, "%s does not take part: %s", who, reason)
-    return found
+    return found, {address: f for address, f in failures.items() if address not in no_handler}
 
 
 def _profiles_in(reply: Message | None) -> dict[int | None, WorkerProfile | Failure]:

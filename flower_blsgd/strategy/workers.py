@@ -16,7 +16,7 @@ from ..algorithm.local_steps import (
     speeds_changed,
 )
 from ..errors import UsageError
-from ..protocol import WorkerProfile
+from ..protocol import Failure, WorkerProfile
 from ..protocol.records import from_wire, to_wire
 from .messages import Address
 from .patience import moving_average
@@ -41,6 +41,9 @@ DEAD_BAND = 0.1, 0.25
 
 UNKNOWN_NODE = -1
 
+STARTING = ", starting"
+"""End of the kind of a failure to answer the first query."""
+
 
 @dataclass
 class Worker:
@@ -48,7 +51,7 @@ class Worker:
 
     - `index`: rank in every sum and every draw; it never changes.
     - `node_id`: a SuperNode gets a new one when it restarts, unless its key is registered.
-      `UNKNOWN_NODE` for a worker of a checkpoint until it connects.
+      `UNKNOWN_NODE` for a worker of a checkpoint, or with a `start_failure`, until it connects.
     - `profile`: last answer to a profile query, with the speed that the run measured, if
       `measured`.
     - `excluded`: reason why its last orders failed, if it is excluded for that; else empty.
@@ -60,6 +63,7 @@ class Worker:
     - `local_rank`: rank within a node with several devices; None if the node is this worker.
     - `no_momentum`: reason why its momentum is missing in the last checkpoint; else empty.
     - `failures`: kinds of its failures, in order of time.
+    - `start_failure`: reason why it did not answer its first query; else empty.
     - `failures_in_a_row`: failed orders since the last successful one.
     - `fresh`: whether its process may have to start, because it failed or reconnected since its
       last reply.
@@ -79,6 +83,7 @@ class Worker:
     local_rank: int | None = None
     no_momentum: str = "it was not queried"
     failures: list[str] = field(default_factory=list)
+    start_failure: str = ""
     failures_in_a_row: int = 0
     fresh: bool = field(default=False, metadata={"wire": False})
 
@@ -267,19 +272,24 @@ class WorkerRegistry:
             for row in state["workers"]
         ]
 
-    def register(self, found: Mapping[Address, WorkerProfile]) -> None:
+    def register(
+        self,
+        found: Mapping[Address, WorkerProfile],
+        failed: Sequence[tuple[WorkerProfile, int | None, Failure]] = (),
+    ) -> list[Worker]:
         """Add new workers, and recognize workers that return; these keep their index.
 
         A worker of a checkpoint also keeps its speed, unless its profile has changed. UsageError if
-        a worker cannot take part and is one of the first, or one of a checkpoint.
+        a worker cannot take part and is one of the first, or one of a checkpoint. `failed` has the
+        profile, as far as it is known, the local rank and the failure of workers that did not
+        start, which are returned.
         """
         first_new = len(self.workers)
         started, resumed = self.begun, first_new > 0 and not self.begun
         ranked = sorted((rank_key(p, rank), node, rank) for (node, rank), p in found.items())
-        for key, node_id, local_rank in ranked:
-            profile, identity = found[node_id, local_rank], key[1:]
-            same = [w for w in self.workers if rank_key(w.profile, w.local_rank)[1:] == identity]
-            back = next((w for w in same if not w.present), None)
+        for _, node_id, local_rank in ranked:
+            profile = found[node_id, local_rank]
+            same, back = self._known(profile, local_rank)
             reason = self.mismatch(profile, local_rank)
             if reason and resumed and back:
                 raise UsageError(f"the run cannot be resumed: node {node_id} {reason}")
@@ -304,6 +314,7 @@ class WorkerRegistry:
                 index = len(self.workers)
                 self.workers.append(Worker(index, node_id, profile, local_rank=local_rank))
         self.begun = bool(self.workers)
+        lost = [self._add_failed(*one) for one in failed]
         self.assign_tiers(first_new)
         if not started:
             if self.workers and not any(worker.trains for worker in self.workers):
@@ -311,6 +322,30 @@ class WorkerRegistry:
             for worker in self.workers:
                 if reason := self.mismatch(worker.profile, worker.local_rank):
                     raise UsageError(f"worker {worker.label} {reason}")
+        return lost
+
+    def _add_failed(
+        self, profile: WorkerProfile, local_rank: int | None, failure: Failure
+    ) -> Worker:
+        """Record the failure of a worker at its start, and return it."""
+        _, worker = self._known(profile, local_rank)
+        if worker is None:
+            index, fast = len(self.workers), profile.tier != "slow"
+            worker = Worker(index, UNKNOWN_NODE, profile, False, "", fast, local_rank=local_rank)
+            self.workers.append(worker)
+        worker.start_failure = failure.brief
+        worker.note_failure(f"{failure.kind}{STARTING}")
+        reason = failure.reason.rstrip() or failure.brief
+        _LOG.error("%s does not take part: %s", worker.label, reason)
+        return worker
+
+    def _known(
+        self, profile: WorkerProfile, local_rank: int | None
+    ) -> tuple[list[Worker], Worker | None]:
+        """Return the workers with the identity of a profile, and the first that is absent."""
+        identity = rank_key(profile, local_rank)[1:]
+        same = [w for w in self.workers if rank_key(w.profile, w.local_rank)[1:] == identity]
+        return same, next((worker for worker in same if not worker.present), None)
 
     def follow_speeds(self, fall: float, rise: float) -> None:
         """Adopt the speeds measured in training if some gamma has left the dead band.

@@ -14,7 +14,6 @@ from ..algorithm.averaging import weighted_average
 from ..errors import UsageError
 from ..grids.array_records import view_record
 from ..grids.worker_spec import (
-    OPTIONS,
     WorkerSpec,
     parse_workers,
     warn_of_unknown_keys,
@@ -52,12 +51,6 @@ def _worker_of(node_config: tuple[tuple[str, Any], ...], given: str) -> WorkerSp
     return workers[rank]
 
 
-def profile_of(worker: WorkerSpec, partition_id: int = -1) -> WorkerProfile:
-    """Return the profile of a worker: its device and options."""
-    options = {option.field: getattr(worker, option.field) for option in OPTIONS.values()}
-    return WorkerProfile(worker.device_with_cores, partition_id=partition_id, **options)
-
-
 def answer_profile(
     message: Message,
     context: Context,
@@ -85,7 +78,7 @@ def answer_profile(
     UsageError
         If a value in the node config cannot be read, or the device is missing.
     """
-    profile = profile_of(worker_of(context), int(context.node_config.get("partition-id", -1)))
+    profile = WorkerProfile.of(worker_of(context), int(context.node_config.get("partition-id", -1)))
     return replace(
         profile,
         seconds_per_step=profile.seconds_per_step or seconds_per_step,

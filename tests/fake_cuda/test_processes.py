@@ -81,7 +81,8 @@ def test_trainer(tmp_path: Path) -> None:
 
 def test_a_card_that_refuses_costs_only_its_worker(tmp_path: Path) -> None:
     """It has no memory for a context, so its process cannot even make it the current device."""
-    options = ["workers=cuda:0; cuda:1", "rounds=1", "local-steps-fast=2", "out=run"]
+    options = ["workers=cuda:0; cuda:1", "min-workers=1"]
+    options += ["rounds=1", "local-steps-fast=2", "out=run"]
     given = [word for option in options for word in ("-s", option)]
     done = subprocess.run(
         [sys.executable, "-m", "flower_blsgd", "run", str(ROOT), *given],
@@ -91,7 +92,10 @@ def test_a_card_that_refuses_costs_only_its_worker(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    refused = "node 101 does not take part: cuda:1 cannot be used: CUDA error: out of memory"
-    assert [line for line in done.stderr.splitlines() if "cuda:1" in line] == [f"blsgd: {refused}"]
+    reason = "cuda:1 cannot be used: CUDA error: out of memory"
+    refused = f"blsgd: fast-1 (cuda:1) does not take part: {reason}"
+    assert [line for line in done.stderr.splitlines() if "cuda:1" in line] == [refused]
+    assert "failures: fast-1 (cuda:1) raised, starting 1" in done.stdout
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [worker["device"] for worker in summary["workers"]] == ["cuda:0"]
+    assert [failure["reason"] for failure in summary["failures"]] == [reason]

@@ -13,9 +13,9 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import Machine
 from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.paper.reproductions import printed
+from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.workers import WorkerRegistry
-from flower_blsgd.worker.profile import profile_of
 
 from ..stand_ins import write_stand_in
 from ..test_run import grid_of, train_on
@@ -61,7 +61,7 @@ def workers_of(config: RunConfig) -> list[WorkerSpec]:
 def plan_of(config: RunConfig, num_samples: int, epoch: int = 1) -> Any:
     workers = workers_of(config)
     strategy = make_strategy(config, num_samples, len(workers))
-    profiles = [profile_of(worker, place) for place, worker in enumerate(workers)]
+    profiles = [WorkerProfile.of(worker, place) for place, worker in enumerate(workers)]
     workers = WorkerRegistry.of_profiles(profiles).workers
     strategy.planner.check(workers)
     strategy.planner.next_round(epoch, workers, ArrayRecord())

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,13 @@ from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.sampling import UniformSampler
+from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.flower_internals import NOT_LOADED
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import Failure, HostReply
+from flower_blsgd.results.metrics import RunMetrics
+from flower_blsgd.results.summary import summary_of
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from ..in_process_grid import (
@@ -21,6 +27,7 @@ from ..in_process_grid import (
     InProcessGrid,
     ToyWorker,
     fast_profile,
+    slow_profile,
     toy_arrays,
 )
 from ..log_capture import captured_log
@@ -190,6 +197,96 @@ class Clock:
         self.now += seconds
         for when in [when for when in self.at if when <= self.now]:
             self.at.pop(when)()
+
+
+_NO_LICENSE = "RuntimeError: no license on this machine"
+
+
+def _cannot_load(message: Message, node_id: int) -> Message:
+    raise RuntimeError("no license on this machine")
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind", "reason"),
+    [
+        (_cannot_load, "raised, starting", _NO_LICENSE),
+        (lambda *_: None, "late, starting", "it did not answer in time"),
+        (ToyWorker(None), "", ""),  # a foreign app without a profile takes part
+    ],
+)
+def test_worker_that_fails_at_its_start_is_counted_and_taken_when_it_answers(
+    handler: Any, kind: str, reason: str
+) -> None:
+    grid = InProcessGrid(three() | {20: handler})
+    run = Run(grid, min_available_nodes=2)
+
+    def repair(*_: Any) -> bool:
+        if len(run.records) == 2:
+            grid.connect(20, ToyWorker(fast_profile(1), 2.0))
+        return False
+
+    run.play(epochs=2, should_stop=repair)
+    registry = run.strategy.registry
+    summary = summary_of(RunConfig(), run.strategy, RunMetrics("wall"), [])
+    if not kind:
+        assert not summary["failures"]
+        return
+    label = "node 20 (unknown device)"
+    assert summary["failures"] == [{"round": 0, "worker": label, "kind": kind, "reason": reason}]
+    assert summary["failures_by_worker"] == {label: {kind: 1}}
+    (error,) = run.log.errors
+    assert error.startswith(f"{label} does not take part: ")
+    assert [w.label for w in registry.active] == [
+        "fast-0 (cpu:0)",
+        "slow-1 (cpu:2)",
+        "fast-3 (cpu:1)",
+    ]
+    assert [len(record.workers) for record in run.records] == [2] * 10 + [3] * 6
+    registry.load_state_dict(registry.state_dict())  # a resumed run knows it
+    assert registry.workers[2].start_failure == reason
+
+
+class Named(InProcessGrid):
+    """Knows the devices of two nodes, as the local grid does."""
+
+    @property
+    def specs(self) -> Mapping[int, tuple[int, WorkerSpec]]:
+        return {
+            20: (1, WorkerSpec("cpu", (1,), tier="slow")),
+            30: (2, WorkerSpec("cpu", (2,), role="evaluate")),
+        }
+
+
+_OF_TWO = "of 2 workers can train, and min-workers ="
+
+
+@pytest.mark.parametrize(
+    ("failing", "needed", "reason"),
+    [
+        ({20}, 2, f"1 {_OF_TWO} 2 (slow-1 (cpu:1): {_NO_LICENSE}); repair it, or use min-workers"),
+        ({10, 20}, 1, f"0 {_OF_TWO} 1 (node 10 (unknown device), slow-1 (cpu:1): {_NO_LICENSE})"),
+        ({20}, 1, ""),
+        ({30}, 2, ""),  # it would not train
+        ({20, 30}, 2, f"1 {_OF_TWO} 2 (slow-1 (cpu:1): "),
+    ],
+)
+def test_run_does_not_begin_with_fewer_workers_than_needed(
+    failing: set[int], needed: int, reason: str
+) -> None:
+    workers = {10: ToyWorker(fast_profile(0)), 20: ToyWorker(slow_profile(1))}
+    grid = Named(workers | {30: _cannot_load} | dict.fromkeys(failing, _cannot_load))
+    if 30 not in failing:
+        grid.disconnect(30)
+    run = Run(grid, min_available_nodes=needed)
+    if not reason:
+        run.play(epochs=2)
+        (failed,) = [w.label for w in run.strategy.registry.workers if w.failures]
+        assert failed == {20: "slow-1 (cpu:1)", 30: "evaluate-2 (cpu:2)"}[min(failing)]
+        return
+    with pytest.raises(UsageError) as stopped:
+        run.play(epochs=1)
+    assert str(stopped.value).startswith(f"the run cannot begin: {reason}")
+    assert run.records == []
 
 
 @pytest.mark.parametrize(("needed", "goes_on"), [(2, True), (3, False)])

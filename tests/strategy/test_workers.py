@@ -149,7 +149,7 @@ def test_update_node_without_a_usable_answer_takes_no_part(
 ) -> None:
     grid = InProcessGrid({100: ToyWorker(fast_profile(0)), 101: handler})
     with captured_log() as log:
-        connector = connected(grid)
+        connector = connected(grid, min_workers=1)
         registry = connector.registry
         connector.refresh(grid)
     assert [worker.node_id for worker in registry.active] == [100]
