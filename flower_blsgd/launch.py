@@ -1,6 +1,6 @@
 """Run a training script on every worker: ``blsgd launch``."""
 
-import math
+import functools
 import shlex
 import threading
 import time
@@ -159,7 +159,7 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
             )
             if not isinstance(report, Failure):
                 return report
-        return EvaluateReport(first, last, [math.nan], [math.nan], [info.metric_name])
+        return EvaluateReport(first, last, [], [], [])
 
     work = Workload(
         arrays=arrays,
@@ -171,7 +171,7 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
         num_test=int(info.evaluate_every >= 0),
         evaluation_batch_size=1,
         evaluate_slice=by_another,
-        to_metrics=_metrics,
+        to_metrics=functools.partial(_metrics, metric_name=info.metric_name),
         metric_name=info.metric_name or "accuracy",
         metric_mode=info.metric_mode or "max",
         assets={},
@@ -189,10 +189,18 @@ def _read_join(content: RecordDict) -> tuple[SessionInfo, ArrayRecord]:
     return info, arrays
 
 
-def _metrics(report: EvaluateReport) -> MetricRecord:
-    """Return the figures of a script's function; none if no worker could evaluate."""
-    figures = report.metrics()
-    return MetricRecord({name: v for name, v in figures.items() if not math.isnan(v)})  # type: ignore[arg-type]
+def _metrics(report: EvaluateReport, metric_name: str) -> MetricRecord:
+    """Return the figures of a script's function; none if no worker could evaluate.
+
+    UsageError if the metric is not one of them.
+    """
+    if report.loss_sums and metric_name not in report.metric_names:
+        raise UsageError(
+            f"session.evaluate: the function must return the number {metric_name!r}, but it "
+            f"returned {', '.join(report.metric_names) or 'none'}; name one of its figures with "
+            "metric="
+        )
+    return MetricRecord({**report.totals})  # of one sample
 
 
 class _WorkerLogs:

@@ -412,6 +412,8 @@ def _evaluation(
                 metrics = on_workers(server_round, arrays)
             else:
                 metrics = work.to_metrics(work.evaluate_slice(arrays, 0, work.num_test))
+        except UsageError:  # already a one-line message
+            raise
         except Exception as error:
             raise UsageError(
                 f"task = {config.task!r}: evaluating after round {server_round} raised "

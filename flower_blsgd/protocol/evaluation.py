@@ -61,7 +61,8 @@ class EvaluateReport:
 
     `loss_sums` has the sum of each batch in float64, in order, so the total does not depend on the
     slices. `metric_sums` has the sums of all values of the metric over the first batch, then over
-    the second one, and so on. `seconds` is the duration of the evaluation; 0 if unknown.
+    the second one, and so on; without names, it is empty. `seconds` is the duration of the
+    evaluation; 0 if unknown.
     """
 
     first: int
@@ -123,6 +124,6 @@ class EvaluateReport:
                 f"{report.first} to {report.last}"
             )
         batches, names = len(report.loss_sums), len(report.metric_names)
-        if not 0 < batches * names == len(report.metric_sums):
+        if not batches or batches * names != len(report.metric_sums):
             raise ProtocolError("the reply does not hold a loss and a metric of each batch")
         return report

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithm.randomness import derived_seed
-from ..errors import UsageError, first_line
+from ..errors import UsageError
 from ..protocol import EvaluateReport, SessionInfo, TrainOrder, TrainReport
 from ..worker.model_io import (
     check_model,
@@ -27,6 +28,8 @@ from ..worker.step import fork_rng
 from ..worker.timing import synchronize, throttle
 from .exchange import HERE, End, Evaluate, Exchange, Joined, Measure, Train
 from .sampler import SessionSampler
+
+_LOG = logging.getLogger(__name__)
 
 Figures = Mapping[str, float]
 
@@ -160,6 +163,7 @@ class Session:
         self._schedulers: list[torch.optim.lr_scheduler.LambdaLR] = []
         self._evaluate: Callable[[nn.Module], Figures] | None = None
         self._evaluate_every, self._metric, self._mode = -1, "", ""
+        self._left_out: set[object] = set()
 
     # --- training
 
@@ -294,12 +298,13 @@ class Session:
         ----------
         function : callable
             ``(model) -> figures``, named numbers such as ``{"accuracy": 0.9, "loss": 0.3}``. The
-            model is on the session's device and in eval mode.
+            model is on the session's device and in eval mode. Figures that are not numbers are left
+            out with a warning.
         every : int (default: 0)
             Samples between two evaluations, rounded to whole epochs of the session's sampler; 0:
             one epoch.
         metric : str (default: "accuracy")
-            The figure by which models are compared.
+            The figure by which models are compared. The run ends if an evaluation lacks it.
         mode : {"max", "min"} (default: "min" if the name of the metric has "loss", else "max")
             Whether a larger or a smaller figure is better.
 
@@ -484,31 +489,38 @@ class Session:
         with fork_rng(self.device):
             self._model.eval()
             try:
-                figures = dict(self._evaluate(self._model))
+                found = self._evaluate(self._model)
             finally:
                 self._model.train(was_training)
         synchronize(self.device)
         throttle(began, self._slowdown, busy=False)
-        try:
-            figures = {str(name): float(value) for name, value in figures.items()}
-        except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"session.evaluate: the function must return named numbers ({first_line(error)})"
-            ) from None
-        if self._metric not in figures:
-            raise UsageError(
-                f"session.evaluate: the function returned {', '.join(figures) or 'nothing'}, not "
-                f"{self._metric!r}; name one of its figures with metric="
-            )
-        others = {name: value for name, value in figures.items() if name != "loss"}
+        figures = self._numbers(found)
         return EvaluateReport(
             order.first,
             order.last,
-            loss_sums=[figures.get("loss", float("nan"))],
-            metric_sums=list(others.values()),
-            metric_names=list(others),
+            loss_sums=[figures.get("loss", math.nan)],
+            metric_sums=list(figures.values()),
+            metric_names=list(figures),
             seconds=time.perf_counter() - began,
         )
+
+    def _numbers(self, found: object) -> dict[str, float]:
+        """Return the figures that are numbers; warn once about each other one."""
+        numbers = {}
+        for name, value in found.items() if isinstance(found, Mapping) else ():
+            try:
+                if isinstance(value, str | bytes):
+                    raise TypeError
+                numbers[str(name)] = float(value)
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                if name not in self._left_out:
+                    self._left_out.add(name)
+                    _LOG.warning(
+                        "session.evaluate: %r is left out, because it is not a number (%s)",
+                        name,
+                        type(value).__name__,
+                    )
+        return numbers
 
 
 class _InProgress:

@@ -62,6 +62,13 @@ def test_report_survives_the_wire_to_the_last_bit() -> None:
     assert report.totals == {"accuracy": 1 / 3}
 
 
+def test_report_of_a_loss_alone_is_valid() -> None:
+    order, report = order_of(), EvaluateReport(2, 6, [4.0, 2.0], [], [])
+    assert EvaluateReport.from_content(answered(order, report).content, order) == report
+    whole = EvaluateReport.total([report, EvaluateReport(6, 10, [6.0], [], [])])
+    assert dict(whole.metrics()) == {"loss": 1.5}
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
@@ -70,6 +77,7 @@ def test_report_survives_the_wire_to_the_last_bit() -> None:
         ("loss-sums", [], "of each batch"),
         ("loss-sums", [4.0, 0.0], "of each batch"),
         ("metric-names", ["precision", "recall"], "of each batch"),
+        ("metric-names", [], "of each batch"),
         ("seconds", -1.0, "seconds"),
     ],
 )

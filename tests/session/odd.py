@@ -32,6 +32,11 @@ def main(oddities: set[str]) -> None:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE / (1 + rank))
     session = flower_blsgd.join(model, optimizer)
+    if "loss" in oddities:  # as the Trainer without compute_metrics
+        values = iter([3.0, float("nan"), 1.0, *[2.0] * 10**4])
+        session.evaluate(lambda _: {"loss": next(values), "note": "text"}, every=80, metric="loss")
+    if "nameless" in oddities:
+        session.evaluate(lambda _: {"loss": 1.0, "accuracy": "good"}, every=160)
     inputs = torch.randn(8, 4)
     for step in range(20 if "early" in oddities and rank == 2 else 10**9):
         model(inputs).square().mean().backward()

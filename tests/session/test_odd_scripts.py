@@ -34,6 +34,28 @@ def launched(oddities: str, workers: int = 2) -> RunRecorder:
     return launch(str(Path(odd.__file__)), oddities.split(), config)
 
 
+def test_a_loss_alone_is_the_metric_and_smaller_is_better(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = launched("loss", 1)
+    names = ("metric_name", "metric_mode", "metric", "best_metric", "loss", "accuracy")
+    assert [run.summary[name] for name in names] == ["loss", "min", 2.0, 1.0, 2.0, None]
+    assert (run.folder.path / "best_model.safetensors").is_file()
+    assert run.summary["failures_by_worker"] == {}
+    shown = capsys.readouterr().out
+    assert "warning: loss is not a number, so best_model" in shown
+    assert "done: test loss 2 after" in shown
+
+
+def test_a_missing_metric_ends_the_run_at_the_first_evaluation() -> None:
+    line = refusal(launched, "nameless")
+    assert line.startswith("session.evaluate: the function must return the number 'accuracy'"), line
+    assert line.endswith("it returned loss; name one of its figures with metric=")
+    summary = json.loads(Path("runs/latest/summary.json").read_text())
+    assert summary["rounds"] < 30
+    assert summary["failures"] == []
+
+
 def test_only_the_work_of_odd_workers_is_lost() -> None:
     """All spawn a process; the second has a NaN once, and the third ends too early."""
     run = launched("spawn nan early", 3)

@@ -1,9 +1,12 @@
 """A session without processes: a script's steps, and the orders that it answers."""
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from flower_blsgd.session.exchange import HERE, End, Evaluate, Exchange, Measure
 from flower_blsgd.session.session import Session, join
 from flower_blsgd.worker.model_io import state_record
 
+from ..log_capture import captured_log
 from ..refusal import refusal
 
 NUM_SAMPLES, BATCH = 20, 4
@@ -403,6 +407,19 @@ def test_a_model_is_evaluated_without_changing_the_training() -> None:
     assert after == torch.rand(1).item()
 
 
+def evaluating(returned: Any) -> Callable[[], None]:
+    """Return a script whose function for evaluating returns this."""
+
+    def main() -> None:
+        model = model_of()
+        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session.evaluate(lambda given: returned)
+        while not session.done:
+            session.step(samples=BATCH)
+
+    return main
+
+
 def test_a_worker_that_evaluates_stays_in_the_call_until_the_run_is_over() -> None:
     steps: list[int] = []
 
@@ -511,18 +528,31 @@ def test_evaluating_worker_needs_a_function() -> None:
         script.exchange.joined.result(10)
 
 
-@pytest.mark.parametrize(
-    ("figures", "message"),
-    [({"loss": 1.0}, "'accuracy'"), ({"accuracy": "good"}, "named numbers")],
-)
-def test_figures_are_checked(figures: dict[str, float], message: str) -> None:
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        session.evaluate(lambda given: figures)
-        session.average()
+def test_figures_that_are_no_numbers_are_left_out_with_one_warning_each() -> None:
+    bad = {
+        "text": "0.9",
+        "bytes": b"1",
+        "none": None,
+        "nested": {"a": 1},
+        "list": [1],
+        "huge": 10**400,
+    }
+    good = {"loss": np.float32(0.5), "f1": torch.tensor(0.25), "rank": True, "nan": math.nan}
+    script = Script(evaluating({**good, **bad, "two": torch.ones(2)}))
+    order = EvaluateOrder(1, 0, 1, state_record(model_of()))
+    with captured_log() as log:
+        reports = [script.exchange.do(Evaluate(order)) for _ in range(2)]
+    script.finish()
+    found = reports[1].totals
+    assert math.isnan(found.pop("nan"))
+    assert found == {"loss": 0.5, "f1": 0.25, "rank": 1.0}
+    said = [line.split("'")[1] for line in log.lines(logging.WARNING)]
+    assert said == [*bad, "two"]
 
-    script = Script(main)
-    with pytest.raises(UsageError, match=message):
-        script.exchange.do(Evaluate(EvaluateOrder(1, 0, 1, state_record(model_of()))))
-    script.thread.join(10)
+
+@pytest.mark.parametrize("returned", [None, 0.5, "good", {}])
+def test_a_function_without_named_numbers_does_not_end_the_script(returned: object) -> None:
+    script = Script(evaluating(returned))
+    order = EvaluateOrder(1, 0, 1, state_record(model_of()))
+    assert script.exchange.do(Evaluate(order)).totals == {}
+    script.finish()
