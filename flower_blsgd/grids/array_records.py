@@ -79,7 +79,10 @@ class ArrayView(Array):
 
 
 class PrivateArray(ArrayView):
-    """An `ArrayView` that behaves like Flower's own arrays: `numpy` returns a copy."""
+    """An `ArrayView` that behaves like Flower's own arrays: `numpy` returns a copy.
+
+    For code of users, which may change what it reads. Our own code reads `tensors_of` a record.
+    """
 
     def numpy(self) -> AnyArray:
         """Return a copy of the memory."""
@@ -103,6 +106,11 @@ def record_of(arrays: dict[str, Array]) -> ArrayRecord:
 def is_plain(dtype: np.dtype[Any]) -> bool:
     """Return whether elements of this dtype are numbers, times or texts."""
     return dtype.kind in "biufcmMSU"
+
+
+def elements_of(array: Array) -> AnyArray:
+    """Return an array's elements, without a copy if it is a view."""
+    return array.memory if isinstance(array, ArrayView) else array.numpy()
 
 
 def memory_of(array: Array) -> AnyArray | None:
@@ -257,16 +265,18 @@ def flat_record(
     return record
 
 
-def flat_like(record: ArrayRecord, layout: Layout | None = None) -> ArrayRecord:
+def flat_like(
+    record: ArrayRecord, layout: Layout | None = None, kind: type[ArrayView] = ArrayView
+) -> ArrayRecord:
     """Return an uninitialised record in the same kind of memory as another record.
 
     On the local grid, the global model of an order is in shared memory, from which a reply is sent
-    without a copy. The layout is that of `record` by default.
+    without a copy. The layout is that of `record` by default. `kind` is the class of the arrays.
     """
     flat = flat_of(record)
     kinds = ((name, array.dtype, tuple(array.shape)) for name, array in record.items())
     layout = layout or (flat.layout if flat else Layout.of(kinds))
-    return flat_record(layout, new_memory=flat.new_memory if flat else None)
+    return flat_record(layout, new_memory=flat.new_memory if flat else None, kind=kind)
 
 
 def flat_of(record: ArrayRecord) -> Flat | None:
@@ -291,7 +301,7 @@ def tensors_of(record: ArrayRecord) -> dict[str, AnyArray]:
     flat = flat_of(record)
     if flat is not None:
         return FlatTensors(record, flat)
-    return {name: array.numpy() for name, array in record.items()}
+    return {name: elements_of(array) for name, array in record.items()}
 
 
 def common_runs(*models: Mapping[str, AnyArray]) -> list[dict[str, AnyArray]] | None:

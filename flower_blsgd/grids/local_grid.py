@@ -43,8 +43,8 @@ _JOIN_SECONDS = 10.0
 class LocalGrid(MailboxGrid):
     """A Flower grid that runs any ClientApp in one process per worker, pinned to its device.
 
-    Arrays travel in shared memory. The arrays of a reply are views of it, which Flower's own
-    strategies accept. A ClientApp gets copies, unless `accept_views` was called for it.
+    Arrays travel in shared memory. Strategies and ClientApps get copies when they read an array; a
+    ClientApp gets views if `accept_views` was called for it.
 
     The processes start with the first message, after all checks. They end with `close`, at the end
     of a ``with`` block, and when this process ends for any reason.

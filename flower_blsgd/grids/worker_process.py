@@ -83,6 +83,7 @@ class WorkerProcess:
                 )
             on_failure.pop_all()
         self._channel = Channel(ours)
+        self._channel.views = False  # a strategy may write to what it reads
         self._events = select.poll()
         for source in (ours.fileno(), self._process.fd):
             if source >= 0:

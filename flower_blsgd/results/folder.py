@@ -23,6 +23,7 @@ from ..algorithm.sampling_stats import SamplingStats
 from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors, temporary_path
 from ..config import RunConfig
 from ..errors import UsageError
+from ..grids.array_records import tensors_of
 from ..strategy.round_metrics import RoundRecord
 from .tables import csv_of
 
@@ -201,7 +202,7 @@ class RunFolder:
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write ``model.safetensors``, the state dict, whole or not at all; or raise OSError."""
-        tensors = {key: array.numpy() for key, array in arrays.items()}
+        tensors = tensors_of(arrays)
         with temporary_path(self.path) as part:
             try:
                 save_tensors(part, tensors)

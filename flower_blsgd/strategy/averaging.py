@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord
 
 from ..algorithm.averaging import Weighting, average_by_load, node_weight, weighted_average
 from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.tensor_sum import AnyArray, move
 from ..algorithm.validation import checked_numbers, checked_weights
-from ..grids.array_records import common_runs, flat_like, tensors_of
+from ..grids.array_records import PrivateArray, common_runs, flat_like, tensors_of
 from ..protocol import METRICS, TIMING_KEYS
 from ..protocol.records import unchecked_content, unchecked_record
 from .replies import CheckedReply
@@ -48,7 +48,10 @@ class Averaging:
         if not any(outcome.load for outcome in outcomes):
             return round.arrays, [0.0] * len(outcomes)
         average = round.slow_reduce or weighted_average
-        record, began = flat_like(round.arrays), tensors_of(round.arrays)
+        record = flat_like(
+            round.arrays, kind=PrivateArray
+        )  # evaluate_fn may write to what it reads
+        began = tensors_of(round.arrays)
         out = tensors_of(record)
         weights = checked_weights(self.weighting, [outcome.load for outcome in outcomes])
         models, shares = once_per_node(outcomes, weights, lambda reply: reply.tensors)
@@ -80,7 +83,7 @@ class Averaging:
                 tensor[...] = averaged[name]
         return record, weights
 
-    def at_nodes(self, model: Mapping[str, Array], longest_steps: int) -> dict[str, Any]:
+    def at_nodes(self, model: ArrayRecord, longest_steps: int) -> dict[str, Any]:
         """Return the fields of `HostOrders` for averaging at a node with several devices.
 
         `model` is the global model, and `longest_steps` the largest number of ordered steps.
@@ -88,7 +91,7 @@ class Averaging:
         rule: dict[str, Any] = {"worker_weight": node_weight(self.weighting)}
         if self.weighting.scales_updates:
             norms = map(self.weighting.update_norm, range(longest_steps + 1))
-            parameters = self._parameters({name: array.numpy() for name, array in model.items()})
+            parameters = self._parameters(tensors_of(model))
             rule["update_norms"] = [float(norm) for norm in norms]
             rule["moving"] = [name for name in model if name in parameters]
         return rule

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from ..algorithm.tensor_sum import AnyArray, first_not_finite
-from ..grids.array_records import FlatTensors, flat_of
+from ..grids.array_records import FlatTensors, elements_of, flat_of
 from ..protocol import (
     COUNTERS,
     GRAD_SCALER,
@@ -96,7 +96,7 @@ def _checked(
         array = held.get(name)
         if array is None:
             continue
-        tensor = array.numpy()  # the record's own shape and dtype may be wrong
+        tensor = elements_of(array)  # the record's own shape and dtype may be wrong
         if kind is not None and (tensor.shape, tensor.dtype) != kind:
             raise ProtocolError(
                 f"its tensor {name!r} is {tensor.dtype} of shape {tensor.shape}, "

@@ -16,7 +16,15 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from ..errors import UsageError
-from ..grids.array_records import ArrayView, Layout, flat_like, flat_of, flat_record, record_of
+from ..grids.array_records import (
+    ArrayView,
+    Layout,
+    elements_of,
+    flat_like,
+    flat_of,
+    flat_record,
+    record_of,
+)
 from ..protocol import COUNTERS, SLOTS, state_name
 from .transfer import copy_to_device, copy_to_host, tensor_on
 
@@ -114,7 +122,7 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
         if flat is not None:
             copy_to_device(flat, own)
         elif own:
-            sources = [tensor_on(arrays[name].numpy()) for name in own]
+            sources = [tensor_on(elements_of(arrays[name])) for name in own]
             torch._foreach_copy_(list(own.values()), sources)
 
 

@@ -6,15 +6,27 @@ import weakref
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp.strategy import Result
 
 import flower_blsgd.strategy.biased_local_sgd as strategy_module
+from flower_blsgd import BiasedLocalSGD
+from flower_blsgd.algorithm.averaging import NormalizedWeighting
+from flower_blsgd.algorithm.outer_optimizer import OuterSGD
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.strategy.fit_loop import EpochEnd
 from flower_blsgd.strategy.round_metrics import RoundRecord, round_record
 
-from ..in_process_grid import InProcessGrid, toy_arrays
+from ..in_process_grid import (
+    InProcessGrid,
+    ToyWorker,
+    fast_profile,
+    same_bits,
+    slow_profile,
+    tensors_of,
+    toy_arrays,
+)
 from .orders import strategy_of, two
 
 
@@ -249,3 +261,84 @@ def test_budget_that_means_nothing_is_refused_before_any_message(
     with pytest.raises(ValueError, match=reason):
         strategy_of(12).fit(grid, toy_arrays(), **budget)
     assert grid.sent == []
+
+
+# --- what user code gets is a copy, as from Flower
+
+
+def scribble(arrays: ArrayRecord) -> None:
+    """Change what each way of reading a record returns, in place."""
+    for array in arrays.values():
+        array.numpy()[...] = 99
+    for tensor in arrays.to_torch_state_dict().values():
+        torch.nn.init.constant_(tensor, 98)
+    for ndarray in arrays.to_numpy_ndarrays():
+        ndarray[...] = 97
+
+
+class Scribbling(BiasedLocalSGD):
+    """Changes what it reads of each model, and what it reads of each reply."""
+
+    def configure_train(self, *arguments: Any) -> Any:
+        messages = list(super().configure_train(*arguments))
+        for message in messages if self.scribbles else ():
+            scribble(message.content["arrays"])
+        return messages
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        replies = list(replies)
+        for reply in replies if self.scribbles else ():
+            scribble(reply.content["arrays"])
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        if self.scribbles:
+            scribble(arrays)
+        return arrays, metrics
+
+
+class Moving(ToyWorker):
+    """Moves the model that it got, so that a changed model is seen in all later ones."""
+
+    def model(self, order: Any) -> ArrayRecord:
+        tensors = tensors_of(order.arrays)
+        floats = {n: t * 0.5 + self.value for n, t in tensors.items() if t.dtype.kind == "f"}
+        return ArrayRecord({n: Array(floats.get(n, t)) for n, t in tensors.items()})
+
+
+@pytest.mark.parametrize("kind", ["start", "fit", "fednova", "momentum"])
+def test_user_code_that_changes_what_it_reads_does_not_change_the_run(kind: str) -> None:
+    def models(scribbles: bool) -> list[ArrayRecord]:
+        def touch(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+            if scribbles:
+                scribble(arrays)
+            kept.append(arrays)
+            return MetricRecord({"accuracy": 0.5})
+
+        def on_epoch(end: EpochEnd) -> None:
+            touch(end.round, end.arrays)
+
+        def should_stop(server_round: int, result: Result) -> bool:
+            touch(server_round, result.arrays)
+            return False
+
+        kept: list[ArrayRecord] = []
+        parts: dict[str, Any] = {}
+        if kind == "fednova":
+            parts = {"weights": NormalizedWeighting(), "momentum_buffers": "reset"}
+        elif kind == "momentum":
+            parts = {"outer_optimizer": OuterSGD(0.7, 0.9)}
+        grid = InProcessGrid({10: Moving(fast_profile(0), 1.0), 20: Moving(slow_profile(1), 4.0)})
+        strategy = Scribbling(24, 2, 2, local_steps_slow=1, fraction_evaluate=0.0, **parts)
+        strategy.scribbles = scribbles
+        if kind == "start":
+            more = {"num_rounds": 6, "evaluate_fn": touch}
+            kept.append(strategy.start(grid, toy_arrays(), **more).arrays)
+        else:
+            more = {"between_rounds": touch, "on_epoch": on_epoch, "should_stop": should_stop}
+            kept.append(
+                strategy.fit(grid, toy_arrays(), epochs=2, evaluate_fn=touch, **more).arrays
+            )
+        return kept
+
+    undisturbed, disturbed = models(False), models(True)
+    assert len(undisturbed) == len(disturbed) > 6
+    assert all(map(same_bits, undisturbed, disturbed))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from ..array_records import ALIGNMENT
+from ..array_records import ALIGNMENT, PrivateArray
 from ..flower_internals import ProtoMessage, make_message, message_from_proto, message_to_proto
 from ..machine import free_bytes
 from .encoded_arrays import (
@@ -217,13 +217,15 @@ def encode_reply(
 def decode_reply(reply: Message, arrays: FrameArrays, sent: Message) -> Message:
     """Return a reply from `read_frames` as the reply to the message object that was sent.
 
-    Its arrays are views on the frame's memory. Changes are added to the true model that was sent,
-    so the rounding error of the node's model does not enter the average.
+    Its arrays refer to the frame's memory, and are copied when read. Changes are added to the true
+    model that was sent, so the rounding error of the node's model does not enter the average.
 
     FrameError if the arrays cannot be read.
     """
     if reply.has_error():
         return Message(reply.error, reply_to=sent)
     models = sent.content.array_records
-    decode_arrays(reply, arrays, lambda name: plain_arrays(models.get(name, ArrayRecord())))
+    decode_arrays(
+        reply, arrays, lambda name: plain_arrays(models.get(name, ArrayRecord())), PrivateArray
+    )
     return Message(reply.content, reply_to=sent)
