@@ -68,9 +68,11 @@ def _check_functions(title: str, task: Task, model: nn.Module, train: Any, test:
     """Check loss and metric on a batch of two training samples and one of two test samples."""
     call = partial(call_user, title)
     changed = "augment(inputs, generator)" if task.augment else "inputs"
+    loss = {"loss": task.loss}
+    metric = {} if task.metric_name == "loss" else {"metric": task.metric}
     for of, given, batch, functions in (
-        ("", changed, train, {"loss": task.loss}),
-        (" of test", "inputs", test, {"loss": task.loss, "metric": task.metric}),
+        ("", changed, train, loss),
+        (" of test", "inputs", test, loss | metric),
     ):
         outputs: Any = None
         if not all(map(takes_model, functions.values())):

@@ -1,5 +1,6 @@
 """Training tasks: data, model, loss and metric in one object that is ready to train."""
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from ..algorithm.randomness import derived_seed, generator
 from ..data.cache import Prepared
 from ..errors import UsageError
 from ..worker.batches import (
+    BatchSource,
     Collate,
     Samples,
     num_samples,
@@ -27,6 +29,7 @@ from ..worker.model_io import frozen_tensors
 from ..worker.step import (
     Augment,
     MakeOptimizer,
+    takes_model,
 )
 
 _LONGEST_REASON = 200
@@ -54,7 +57,8 @@ class Task:
         the first parameter must be called ``model``.
     metric : callable (default: `correct`)
         ``(outputs, targets)`` or ``(model, batch) -> values`` of shape (batch_size,), whose mean
-        over the test set is the metric; or a dict of such values by name.
+        over the test set is the metric; or a dict of such values by name. Without a metric, it is
+        the loss (``metric_name="loss"``) if `loss` takes batches that are not pairs.
     metric_mode : {"max", "min"}
         Whether a larger or a smaller metric is better; required with a custom metric. The best
         model and ``patience`` follow it.
@@ -132,11 +136,8 @@ class Task:
                 f"task: metric_mode is {self.metric_mode!r}, but a custom metric needs 'max' if "
                 "larger values are better, or 'min'"
             )
-        name = self.metric_name or ("accuracy" if is_default else "metric")
-        if name == "loss":
+        if not is_default and self.metric_name == "loss":
             raise UsageError("task: metric_name is 'loss', the name of the loss; use another one")
-        object.__setattr__(self, "metric_name", name)
-        object.__setattr__(self, "metric_mode", self.metric_mode or "max")
         if self.evaluation_batch_size < 0:
             raise UsageError(
                 f"task: evaluation_batch_size is {self.evaluation_batch_size}, but must be at "
@@ -144,6 +145,21 @@ class Task:
             )
         _check_samples("train", self.train)
         _check_samples("test", self.test)
+        name = self.metric_name or ("accuracy" if is_default else "metric")
+        given = self.metric_name or self.metric_mode or self.metric_from_sums
+        if is_default and not given and takes_model(self.loss) and not self._has_pairs():
+            name = "loss"
+        object.__setattr__(self, "metric_name", name)
+        mode = self.metric_mode or ("min" if name == "loss" else "max")
+        object.__setattr__(self, "metric_mode", mode)
+
+    def _has_pairs(self) -> bool:
+        """Return whether batches are pairs, or cannot be read, which `check_task` reports."""
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
+            source = BatchSource(self.test, torch.device("cpu"), collate=self.collate)
+            batch = source.batch(torch.tensor([0]))
+            return isinstance(batch, tuple | list) and len(batch) == 2
+        return True
 
     @property
     def num_train(self) -> int:
@@ -197,7 +213,8 @@ class Task:
         `batch_size` applies unless the task sets its own. `settings` are those of `evaluate_sums`:
         `precision`, `channels_last` and `loader_workers`.
         """
-        parts, size = (self.test, self.loss, self.metric), self.evaluation_batch_size or batch_size
+        metric = None if self.metric_name == "loss" else self.metric
+        parts, size = (self.test, self.loss, metric), self.evaluation_batch_size or batch_size
         more = self.collate, self.metric_name
         return evaluate_sums(model, *parts, device, first, last, size, *more, **settings)
 
@@ -207,6 +224,8 @@ class Task:
         UsageError if `metric_from_sums` raises an exception, or is missing where there are several
         values and none has the metric's name.
         """
+        if self.metric_name == "loss":
+            return report.loss
         sums = report.totals
         if self.metric_from_sums is not None:
             count = report.num_examples

@@ -26,7 +26,7 @@ def evaluate_sums(
     model: nn.Module,
     samples: Samples,
     loss: SampleLoss,
-    metric: SampleLoss,
+    metric: SampleLoss | None,
     device: str | torch.device = "cpu",
     first: int = 0,
     last: int | None = None,
@@ -42,7 +42,8 @@ def evaluate_sums(
 
     `loss` and `metric` are ``(outputs, targets)`` or ``(model, batch) -> values`` of shape
     (batch_size,). The outputs of a batch are computed once for both. A metric may return a dict of
-    named values; otherwise they are named `metric_name`. The model is left in eval mode.
+    named values; otherwise they are named `metric_name`. Without a metric, the report has only the
+    loss. The model is left in eval mode.
 
     The test set is not moved; its samples are copied to the device batch by batch. A CPU computes
     at most 64 samples at a time, because larger batches do not fit into its caches and take up to
@@ -71,8 +72,9 @@ def evaluate_sums(
     with torch.inference_mode():
         for read in source.batches(indices, sizes, seed_step=0):
             batch = map_tensors(read, channels_last_images) if channels_last else read
-            losses, values = sample_values(model, batch, inside, device, loss, metric)
-            named = named_values(values, metric_name)
+            functions = [loss, metric] if metric else [loss]
+            losses, *values = sample_values(model, batch, inside, device, *functions)
+            named = named_values(values[0], metric_name) if values else {}
             names = names or list(named)
             if names != list(named):
                 raise ValueError(

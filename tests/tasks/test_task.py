@@ -141,7 +141,10 @@ def test_task_refuses_wrong_data(name: str, part: object, found: str) -> None:
         ({"evaluation_batch_size": -1}, "evaluation_batch_size is -1"),
         ({"metric": len}, "metric_mode is '', but a custom metric needs 'max' if larger values"),
         ({"metric": len, "metric_mode": "low"}, "metric_mode is 'low', but a custom metric needs"),
-        ({"metric_name": "loss"}, "metric_name is 'loss', the name of the loss"),
+        (
+            {"metric": len, "metric_mode": "min", "metric_name": "loss"},
+            "metric_name is 'loss', the name of the loss",
+        ),
     ],
 )
 def test_task_refuses_wrong_settings(settings: dict[str, object], message: str) -> None:
@@ -525,6 +528,59 @@ def test_figure_that_cannot_be_computed_is_refused(settings: dict[str, Any], tol
 
 def test_one_of_several_values_may_be_the_figure() -> None:
     check_task(task_of(metric=hits, metric_mode="max", metric_name="both"))
+
+
+class Dicts(Pairs):
+    def __getitem__(self, index: int) -> Any:
+        return dict(zip(("inputs", "labels"), super().__getitem__(index), strict=True))
+
+
+class Triples(Pairs):
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), 1.0)
+
+
+def dicts_of(samples: list[Any]) -> dict[str, Tensor]:
+    return {"x": torch.stack([inputs for inputs, _ in samples])}
+
+
+def squares(model: nn.Module, batch: Any) -> Tensor:
+    torch.rand(1)
+    first, *_ = batch.values() if isinstance(batch, dict) else batch
+    return model(first).square().sum(1)
+
+
+@pytest.mark.parametrize(("data", "collate"), [(Dicts, None), (Triples, None), (Pairs, dicts_of)])
+def test_without_a_metric_the_loss_is_that_of_batches_that_are_no_pairs(
+    data: type[Pairs], collate: Any
+) -> None:
+    before = torch.get_rng_state()
+    task = task_of(data(), test=data(5), loss=squares, collate=collate)
+    assert torch.equal(torch.get_rng_state(), before)
+    for one in (task, with_validation(task, 0.5, 0)):
+        check_task(one)
+        assert (one.metric_name, one.metric_mode) == ("loss", "min")
+    report = task.evaluate(task.fresh_model(0), "cpu", 0, 5, 2)
+    assert (len(report.loss_sums), report.metric_sums, report.metric_names) == (3, [], [])
+    assert dict(task.metrics(report)) == {"loss": report.loss}
+    assert task.figure(report) == report.loss > 0
+
+
+def test_the_default_metric_of_pairs_stays_the_accuracy() -> None:
+    for train in (Pairs(), (INPUTS, TARGETS)):
+        task = task_of(train, test=train, loss=squares)
+        check_task(task)
+        assert (task.metric_name, task.metric_mode) == ("accuracy", "max")
+    task = task_of(metric_name="loss")
+    assert (task.metric_name, task.metric_mode) == ("loss", "min")
+    assert "task: reading train raised" in refusal(
+        check_task, task_of(Bad(), test=Bad(), loss=squares)
+    )
+
+
+class Bad(Pairs):
+    def __getitem__(self, index: int) -> Any:
+        raise ZeroDivisionError("it cannot be read")
 
 
 @pytest.mark.parametrize("repaired", [False, True])
