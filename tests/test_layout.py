@@ -23,27 +23,28 @@ MODULES = sorted(path for part in ("flower_blsgd", *APPS) for path in (ROOT / pa
 
 ARROWS = {
     "errors": set(),
+    "files": set(),
     "algorithm": {"errors"},
     "protocol": {"grids", "errors"},  # of grids the table of worker options
-    "grids": {"errors"},
+    "grids": {"errors", "files"},
     # of grids only which devices a node config names
     "worker": {"protocol", "algorithm", "grids", "errors"},
-    "data": {"errors"},
+    "data": {"errors", "files"},
     "models": {"data", "errors"},  # of data only whether the hub answers
     "tasks": {"data", "models", "worker", "algorithm", "errors"},
     "config": {"algorithm", "protocol", "tasks", "errors"},  # of tasks the names of options
     "strategy": {"protocol", "algorithm", "config", "grids", "errors"},
     "hosts": {"strategy", "grids", "protocol", "algorithm", "errors"},
-    "checkpoint": {"strategy", "protocol", "algorithm", "grids", "errors"},
+    "checkpoint": {"strategy", "protocol", "algorithm", "grids", "errors", "files"},
     # of checkpoint only the names in a run's folder
     "results": {"strategy", "protocol", "algorithm", "grids", "tasks", "config", "errors"}
-    | {"checkpoint"},
+    | {"checkpoint", "files"},
     "resume": {"checkpoint", "results", "strategy", "tasks", "config", "errors"},
     "checkpointing": {"resume", "checkpoint", "results", "strategy"},
     "run": {"results", "strategy", "protocol", "algorithm", "grids", "tasks", "worker"}
     | {"resume", "checkpointing", "config", "errors"},
     "experiments": {"run", "results", "strategy", "protocol", "algorithm", "grids", "tasks"}
-    | {"worker", "config", "errors"},
+    | {"worker", "config", "errors", "files"},
     # only the command line imports it; others name it as "module:name"
     "paper": {"experiments", "results", "strategy", "algorithm", "grids", "config", "errors"},
     "session": {"worker", "protocol", "algorithm", "grids", "errors"},
@@ -53,7 +54,7 @@ ARROWS = {
     | {"algorithm", "settings"},
     "integrations": {"session", "algorithm", "errors"},  # of algorithm the seeds
     "cli": {"api", "launch", "experiments", "paper", "results", "strategy", "grids", "tasks"}
-    | {"worker", "config", "errors"},
+    | {"worker", "config", "errors", "files"},
     "clients": {"hosts", "session", "worker", "protocol", "tasks", "grids", "config"},
     "server": {"launch", "run", "grids", "config"},
 }

@@ -24,6 +24,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from ..errors import UsageError, first_line
+from ..files import flush_to_disk, put_in_place, unless_unsupported
 from ..grids.array_records import AnyArray, tensors_of
 
 _LOG = logging.getLogger(__name__)
@@ -149,12 +150,8 @@ class CheckpointStore:
 
 def _complete(part: Path, path: Path) -> None:
     """Rename a file that is on disk, and wait until the name is on disk, too."""
-    part.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    put_in_place(part, path)
+    flush_to_disk(path.parent)
 
 
 @contextlib.contextmanager
@@ -180,14 +177,15 @@ def save_tensors(
     path.touch()
     mode = path.stat().st_mode
     save_file({name: np.asarray(t, order="C") for name, t in tensors.items()}, path, about)
-    path.chmod(mode)
+    with unless_unsupported():
+        path.chmod(mode)
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, AnyArray], about: dict[str, str]) -> str:
     """Write a safetensors file, wait until it is on disk, and return its SHA-256."""
     save_tensors(path, tensors, about)
+    flush_to_disk(path)
     with path.open("rb") as file:
-        os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

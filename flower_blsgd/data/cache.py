@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from ..errors import UsageError, first_line
+from ..files import flush_to_disk, locked
 from .source import DataSource
 
 _LOG = logging.getLogger(__name__)
@@ -102,21 +102,21 @@ def prepared(
             with contextlib.suppress(UnusableError):
                 return open_entry(entry)
         cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cache / f".{source.name}.lock")
-        try:
-            held = lock.acquire(timeout=0)
-        except Timeout:
-            _LOG.warning("waiting for another process that prepares %s", source.name)
-            held = lock.acquire()
-        with held:
+        lock = cache / f".{source.name}.lock"
+        with contextlib.ExitStack() as stack:
+            try:
+                alone = stack.enter_context(locked(lock, wait=False))
+            except BlockingIOError:
+                _LOG.warning("waiting for another process that prepares %s", source.name)
+                alone = stack.enter_context(locked(lock, wait=True))
             if entry.exists() and not again:
                 try:
                     return open_entry(entry)  # made by another process
                 except UnusableError as error:
                     _LOG.warning("%s is damaged (%s); preparing it again", entry, error)
-            _prepare(entry, source, write)
+            _prepare(entry, source, write, alone)
             return open_entry(entry)
-    except (OSError, NotImplementedError) as error:  # the latter: a file system without locks
+    except OSError as error:
         raise UsageError(
             f"the cache {cache} cannot be used ({error}); free some space, or set BLSGD_CACHE to "
             "another folder"
@@ -161,12 +161,13 @@ def open_entry(entry: Path, content: bool = False) -> Prepared:
         ) from None
 
 
-def _prepare(entry: Path, source: DataSource, write: Write) -> None:
+def _prepare(entry: Path, source: DataSource, write: Write, alone: bool) -> None:
     """Write an entry under a temporary name, and rename it when it is complete.
 
-    The caller holds the lock, so folders with temporary names were left by dead processes.
+    If the caller is `alone` and holds the lock, folders with temporary names were left by dead
+    processes.
     """
-    for leftover in entry.parent.glob(f".part.{source.name}.*"):
+    for leftover in entry.parent.glob(f".part.{source.name}.*") if alone else ():
         shutil.rmtree(leftover, ignore_errors=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)
     console.print(f"preparing the {source.noun} of {source} (once) in {entry}")
@@ -183,8 +184,7 @@ def _prepare(entry: Path, source: DataSource, write: Write) -> None:
         manifest = {"source": str(source), "noun": source.noun, "facts": facts, "files": files}
         (new / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         for path in new.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file)  # runs compare sizes only
+            flush_to_disk(path)  # runs compare sizes only
         if entry.exists():
             entry.rename(Path(temporary) / "old")  # open arrays stay readable
         new.rename(entry)

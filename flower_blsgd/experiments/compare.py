@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from filelock import FileLock, Timeout
 from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
+from ..files import locked
 from ..grids.worker_spec import WorkerSpec, parse_workers
 from ..results.folder import RunFolder, read_settings, refused, write_text
 from ..results.progress import ProgressView
@@ -268,10 +268,10 @@ def train_all(
 
     results: dict[tuple[int, str, int], Run | str] = {}
     waiting = [(number, *run) for number, run in enumerate(runs, 1)]
-    for timeout in (0, -1):  # first the runs that no other process is training
+    for wait in (False, True):  # first the runs that no other process is training
         for each in [run for run in waiting if run not in results]:
-            lock = FileLock(folder / ".{1}-seed{2}.lock".format(*each), timeout=timeout)
-            with suppress(Timeout), lock:
+            lock = folder / ".{1}-seed{2}.lock".format(*each)
+            with suppress(BlockingIOError), locked(lock, wait):
                 results[each] = one(*each)
     found = [result for _, result in sorted(results.items())]
     failures = [result for result in found if isinstance(result, str)]

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import tomli_w
-from filelock import FileLock, Timeout
 from flwr.app import ArrayRecord
 from safetensors import SafetensorError
 
@@ -24,6 +23,7 @@ from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors, temporary_path
 from ..config import RunConfig
 from ..errors import UsageError
 from ..grids.array_records import tensors_of
+from ..files import locked, put_in_place
 from ..strategy.round_metrics import RoundRecord
 from .tables import csv_of
 
@@ -208,7 +208,7 @@ class RunFolder:
                 save_tensors(part, tensors)
             except SafetensorError as error:  # which contains the error of the system as text only
                 raise OSError(errno.EIO, str(error)) from None
-            part.replace(self.path / MODEL)
+            put_in_place(part, self.path / MODEL)
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -233,17 +233,14 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
 
     The kernel releases the lock when the process ends.
     """
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UsageError(refusal) from None
-    except (OSError, NotImplementedError):  # a disk without locks, or a full disk
-        pass
-    try:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / ".lock", wait=False))
+        except BlockingIOError:
+            raise UsageError(refusal) from None
+        except OSError:  # the disk is full
+            pass
         yield
-    finally:
-        lock.release()
 
 
 def append(path: Path, text: str) -> None:
@@ -268,7 +265,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
     try:
         yield part
-        part.replace(path)
+        put_in_place(part, path)
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)

@@ -194,6 +194,17 @@ def test_an_interrupted_preparation_leaves_nothing(
     assert len(numbers(refuse if again else write_numbers).train[1]) == 3
 
 
+def test_a_cache_without_locks_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on some network disks; another process may be preparing the same data."""
+    others = cache / ".part.numbers.of-another-process"
+    others.mkdir(parents=True)
+    unsupported = OSError(errno.ENOTSUP, "Operation not supported")
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=unsupported))
+    monkeypatch.setattr("os.fsync", Mock(side_effect=unsupported))
+    assert len(numbers().train[1]) == 3
+    assert others.is_dir()
+
+
 def test_a_cache_that_cannot_be_made_or_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write_text("a file in its place")
     assert "cannot be used ([Errno 17] File exists" in refusal(numbers)

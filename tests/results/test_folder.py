@@ -1,11 +1,13 @@
 """The folder that a run leaves."""
 
+import errno
+import fcntl
 import json
 import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,11 @@ import pytest
 from flwr.app import Array, ArrayRecord
 from safetensors.numpy import load_file
 
-from flower_blsgd.checkpoint.store import CheckpointStore
+from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
 from flower_blsgd.errors import UsageError
-from flower_blsgd.results.folder import RunFolder, written_whole
+from flower_blsgd.results.folder import RunFolder, alone_in, written_whole
 
+from ..log_capture import captured_log
 from .records import epoch
 
 
@@ -196,6 +199,65 @@ def test_models_have_the_mode_of_the_other_files(folder: RunFolder, mask: int) -
     files = [path for path in folder.path.iterdir() if path.is_file()]
     assert len(files) == 3
     assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~mask}
+
+
+OPERATIONS = ((os, "chmod"), (os, "fsync"), (os, "rename"), (os, "replace"), (fcntl, "flock"))
+
+
+@pytest.mark.parametrize(
+    ("number", "serious"),
+    [
+        *((number, False) for number in (errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)),
+        *((number, True) for number in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO)),
+    ],
+    ids=errno.errorcode.get,
+)
+def test_what_a_file_system_does_not_have_loses_no_byte(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, number: int, serious: bool
+) -> None:
+    """As on CIFS, FUSE and WSL; a full disk and missing permission stay errors."""
+    arrays = [ArrayRecord({"w": Array(np.full(3, i, np.float32))}) for i in range(4)]
+    states = [Checkpoint({"round": i}, {"w": np.zeros(3)}) for i in range(4)]
+    folder.write_model(arrays[0])
+    before = CheckpointStore(folder.path, 1)
+    before.save(states[1], 1)
+    before.close()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for module, name in OPERATIONS:
+        with captured_log() as log, monkeypatch.context() as patch:
+            patch.setattr(module, name, refuse)
+            for i in (2, 3):
+                store = CheckpointStore(folder.path, 1)
+                store.save(states[i], i)
+                store.save_best(arrays[i], i, 0.5)
+                store.close()
+            needed = serious and name in ("chmod", "fsync", "replace")
+            assert (store.saved_round, len(log.warnings)) == ((0, 2) if needed else (3, 0)), name
+            with (
+                pytest.raises(OSError, match=os.strerror(number))
+                if needed and name != "fsync"
+                else nullcontext()
+            ):
+                folder.write_model(arrays[3])
+            with (
+                pytest.raises(OSError, match=os.strerror(number))
+                if needed and name == "replace"
+                else nullcontext()
+            ):
+                folder.write_summary({"round": 3})
+            with alone_in(folder.path, "busy"):
+                pass
+        names = sorted(path.name for path in (folder.path / "checkpoint").iterdir())
+        assert len(names) == 1
+        assert int(names[0][6:15]) == (1 if serious and name in ("chmod", "fsync") else 3)
+    assert load_file(folder.path / "model.safetensors")["w"][0] == 3
+    left = {path.name for path in folder.path.iterdir()}
+    assert left == {".lock", "checkpoint", "best_model.safetensors", "model.safetensors"} | {
+        "summary.json"
+    }
 
 
 # --- what the model needs ---------------------------------------------------------------------
