@@ -22,8 +22,8 @@ from ..algorithm.sampling_stats import SamplingStats
 from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors, temporary_path
 from ..config import RunConfig
 from ..errors import UsageError
-from ..grids.array_records import tensors_of
 from ..files import locked, put_in_place
+from ..grids.array_records import tensors_of
 from ..strategy.round_metrics import RoundRecord
 from .tables import csv_of
 
