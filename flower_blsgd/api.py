@@ -72,7 +72,8 @@ def train(
     """Train on the devices of this machine.
 
     Works in notebooks, and in scripts without ``if __name__ == "__main__"``, because workers do not
-    import the script. They get its definitions by value, and large tensors in shared memory.
+    import the script. They get its definitions by value, large tensors in shared memory, and
+    the values of the variables of imported modules of your own.
 
     Parameters
     ----------
@@ -152,7 +153,7 @@ def _train(
     on_epoch_end: OnEpochEnd | None,
 ) -> TrainResult:
     # Registered in the worker processes only: other threads here may train other tasks.
-    setup = None if task is None else registration(task)
+    setup = registration(config.task if task is None else task)
     grid = make_local_grid(config, setup)
     view = ProgressView(
         Budget.of_run(config),

@@ -69,10 +69,12 @@ OWN = """
 import torch
 from flower_blsgd import Task
 
+num_classes = 3
+
 class Five(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.layer = torch.nn.Linear(5, 3)
+        self.layer = torch.nn.Linear(5, num_classes)
 
     def forward(self, inputs):
         return self.layer(inputs)
@@ -149,6 +151,9 @@ if "learns" in STEPS:
     right = result.model(BIG[300:]).argmax(1) == (BIG[300:, 0] > 0).long()
     note("learns", task, result, right=int(right.sum()), rounds=rounds, epochs=epochs)
 if "own" in STEPS:
+    import own
+
+    own.num_classes = 4  # in the workers, too
     note("own", None, flower_blsgd.train("own:task", **SETTINGS))
 with open(OUT, "w") as file:
     json.dump(RESULTS, file)
@@ -211,7 +216,7 @@ def test_stdin_gives_the_same_bits_and_is_quiet_also_with_a_task_of_a_module_her
     assert (stdin["stdout"], stdin["stderr"]) == ("", "")
     own = stdin["own"]
     assert own["summary"]["task"] == "own:task"
-    assert [len(row) for row in own["weights"]["layer.weight"]] == [5, 5, 5]
+    assert [len(row) for row in own["weights"]["layer.weight"]] == [5, 5, 5, 5]
     assert Path(own["folder"]).name == "task-1"
 
 

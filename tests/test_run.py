@@ -184,7 +184,7 @@ def test_run_given_its_task_looks_none_up_and_compares_data_and_model_with_the_w
     line = refusal(train_on, grid_of(config), config, task=other)
     assert line.startswith(
         f"worker fast-0 (cpu:{CORE}) has a different model or different frozen weights than the "
-        "server; install"
+        "server; create it alike"
     )
 
 

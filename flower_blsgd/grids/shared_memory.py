@@ -10,25 +10,33 @@ unpickled.
 """
 
 import copyreg
-import functools
+import dis
+import importlib
 import io
 import itertools
 import mmap
 import os
 import pickle
+import re
 import sys
+import sysconfig
 import tempfile
 import threading
+import types
 import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial, reduce
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
+from operator import attrgetter
 from typing import Any, TypeGuard
 
 import cloudpickle
 import numpy as np
 from flwr.app import ArrayRecord
 
+from ..errors import UsageError
 from .array_records import (
     ALIGNMENT,
     AnyArray,
@@ -205,7 +213,7 @@ def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None)
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
 
-    def reduce(record: ArrayRecord) -> Any:
+    def reduced(record: ArrayRecord) -> Any:
         if id(record) not in known:
             known[id(record)] = record, _place(record, pool)
         _, where = known[id(record)]
@@ -216,17 +224,17 @@ def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None)
         return _record_at, (memory.block.number, _pickled(layout))
 
     # A table of types is faster than `persistent_id`, which is called for every object.
-    pickler.dispatch_table = {**copyreg.dispatch_table, ArrayRecord: reduce}
+    pickler.dispatch_table = {**copyreg.dispatch_table, ArrayRecord: reduced}
     pickler.dump(content)
     return Payload(buffer.getvalue(), memories)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _pickled(layout: Layout) -> bytes:
     return pickle.dumps(layout.kinds)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache(maxsize=256)
 def _unpickled(kinds: bytes) -> Layout:
     return Layout.of(pickle.loads(kinds))
 
@@ -264,36 +272,132 @@ def _place_arrays(record: ArrayRecord, pool: BufferPool) -> _Placed | None:
 
 
 def ship(content: object, pool: BufferPool) -> Payload:
-    """Pack functions and data of the user by value, for worker processes.
+    """Pack functions and data of the user, for worker processes.
 
-    A worker process does not import the user's ``__main__``, so functions and classes from there
-    are pickled by value (cloudpickle). Large tensors and arrays travel in shared memory, once for
-    all processes. They are copy-on-write, so a worker's changes stay private.
+    What is defined in ``__main__`` is pickled by value (cloudpickle). The user's other modules are
+    imported by name, so that each class exists once and what importing registers is there. Then
+    their variables, and attributes of their classes and functions, get the values that they have
+    here. Those that cannot be pickled, such as locks, are each process's own.
+
+    Large tensors and arrays travel in shared memory, once for all processes. They are
+    copy-on-write, so a worker's changes stay private.
 
     UsageError if there is not enough memory; any exception of cloudpickle, as for an open file.
     """
-    buffer = io.BytesIO()
-    pickler = _ByValue(buffer, pool)
-    pickler.dump(content)
-    return Payload(buffer.getvalue(), pickler.memories)
+    pickler = _ByValue(pool)
+    body, variables = pickler.dumps(content), dict[str, dict[str, bytes]]()
+    while name := next((name for name in pickler.modules if name not in variables), ""):
+        variables[name] = dict(_variables(sys.modules[name], pickler))
+    shipped = _Shipped((_torch_settings(), variables, body))
+    return Payload(pickle.dumps(shipped, pickle.HIGHEST_PROTOCOL), pickler.memories)
+
+
+class _Shipped(tuple[Any, ...]):
+    def __reduce__(self) -> Any:
+        return _shipped, tuple(self)
+
+
+def _torch_settings() -> list[Callable[[], object]]:
+    """Return calls that repeat the settings of torch in another process."""
+    if (torch := sys.modules.get("torch")) is None:
+        return []
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    strict = torch.are_deterministic_algorithms_enabled()
+    calls: list[Callable[[], object]] = [
+        partial(torch.set_default_dtype, torch.get_default_dtype()),
+        partial(torch.use_deterministic_algorithms, strict, warn_only=warn),
+    ]
+    flags = ["cudnn.benchmark", "cudnn.deterministic"]
+    try:
+        precision = torch.get_float32_matmul_precision()
+        calls.append(partial(torch.set_float32_matmul_precision, precision))
+    except RuntimeError:  # the program has used torch's newer names of the precision
+        flags += ["cuda.matmul.fp32_precision", "mkldnn.matmul.fp32_precision"]
+    return calls + [partial(_set_flag, f, attrgetter(f)(torch.backends)) for f in flags]
+
+
+def _set_flag(flag: str, value: object) -> None:
+    owner, _, name = flag.rpartition(".")
+    setattr(attrgetter(owner)(sys.modules["torch"].backends), name, value)
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, buffer: io.BytesIO, pool: BufferPool) -> None:
-        super().__init__(buffer)
+    """Puts large arrays into a pool, and notes the user's modules that an object refers to."""
+
+    def __init__(self, pool: BufferPool | None = None) -> None:
+        self._buffer, self._pool = io.BytesIO(), pool
+        super().__init__(self._buffer)
         self.memories: dict[int, BlockMemory] = {}
-        self._pool = pool
+        self.modules: dict[str, None] = {}
+        self._placed: dict[int, tuple[object, BlockMemory]] = {}
+
+    def dumps(self, content: object) -> bytes:
+        """Return the pickled object."""
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        self.clear_memo()
+        self.dump(content)
+        return self._buffer.getvalue()
 
     def reducer_override(self, content: Any) -> Any:
         """Put large tensors and arrays into shared memory, and leave the rest to cloudpickle."""
+        if content is os.environ:  # each process has its own
+            return getattr, (os, "environ")
+        self.modules |= dict.fromkeys(_users_modules(content))
         is_array = type(content) in (np.ndarray, np.memmap)
         array = content if is_array else _elements_of_tensor(content)
         if array is None or array.nbytes < _INLINE_TENSOR_BYTES or not is_plain(array.dtype):
             return super().reducer_override(content)
-        memory = self._pool.new_memory(Layout.of([("", array.dtype.str, array.shape)]))
-        np.ndarray(array.shape, array.dtype, memory)[...] = array
-        self.memories[memory.block.number] = memory
-        return _tensor_at, (memory.block.number, array.dtype.str, array.shape, not is_array)
+        if id(content) not in self._placed:
+            assert self._pool is not None, "only compared"
+            memory = self._pool.new_memory(Layout.of([("", array.dtype.str, array.shape)]))
+            np.ndarray(array.shape, array.dtype, memory)[...] = array
+            self.memories[memory.block.number] = memory
+            self._placed[id(content)] = content, memory  # which keeps the id in use
+        number = self._placed[id(content)][1].block.number
+        return _tensor_at, (number, array.dtype.str, array.shape, not is_array)
+
+
+def _users_modules(content: Any) -> Iterator[str]:
+    """Return the user's modules that an object is, belongs to, or imports when it is called."""
+    names = [getattr(content, "__module__", None)]
+    if isinstance(content, types.ModuleType):
+        names = [content.__name__]
+    elif isinstance(content, types.FunctionType):
+        steps = dis.get_instructions(content.__code__)
+        found = [step.argval for step in steps if step.opname in ("IMPORT_NAME", "IMPORT_FROM")]
+        names += found + [f"{content.__globals__.get('__package__')}.{name}" for name in found]
+    for name in (name for name in names if isinstance(name, str)):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        is_library = not file or file.startswith(_STDLIB) or re.search("(site|dist)-packages", file)
+        if not is_library and name.partition(".")[0] not in ("__main__", "flower_blsgd"):
+            yield name
+
+
+_STDLIB = sysconfig.get_path("stdlib")
+
+
+def _variables(module: types.ModuleType, pickler: _ByValue) -> Iterator[tuple[str, bytes]]:
+    """Return the variables of a module, and the attributes of its classes and functions."""
+    owners: list[tuple[str, Any]] = [("", module)]
+    for prefix, owner in owners:
+        for name, value in list(vars(owner).items()):
+            is_code = isinstance(value, type | types.FunctionType)
+            is_descriptor = prefix and hasattr(type(value), "__get__") and not is_code
+            if name.startswith("__") or not name.isidentifier() or is_descriptor:
+                continue
+            if (
+                is_code
+                and value.__module__ == module.__name__
+                and value.__qualname__ == prefix + name
+            ):
+                owners.append((f"{prefix}{name}.", value))
+            try:
+                yield prefix + name, pickler.dumps(value)
+            except UsageError:  # too little memory
+                raise
+            except Exception:  # a lock or an open file
+                continue
 
 
 def _elements_of_tensor(content: Any) -> AnyArray | None:
@@ -412,14 +516,50 @@ def _tensor_at(
     return torch.from_numpy(array)
 
 
+def _shipped(
+    channel: Channel,
+    settings: Sequence[Callable[[], object]],
+    variables: Mapping[str, Mapping[str, bytes]],
+    body: bytes,
+) -> Any:
+    """Return the content that `ship` packed, and take over the state of its process."""
+    for setting in settings:
+        setting()
+    content = _Unpickler(io.BytesIO(body), channel).load()
+    for name in variables:
+        importlib.import_module(name)
+    for name, path, pickled in ((n, *item) for n, new in variables.items() for item in new.items()):
+        *owners, attribute = path.split(".")
+        try:
+            owner = reduce(getattr, owners, sys.modules[name])
+            if attribute not in vars(owner) or not _same(vars(owner)[attribute], pickled):
+                setattr(owner, attribute, _Unpickler(io.BytesIO(pickled), channel).load())
+        except Exception as error:
+            reason = f"{name}.{path} of the program cannot be set in a worker"
+            raise ImportError(f"{reason}: {type(error).__name__}: {error}") from error
+    return content
+
+
+def _same(value: object, pickled: bytes) -> bool:
+    """Return whether a value is pickled like this, apart from cloudpickle's random ids."""
+    try:
+        own = _ByValue().dumps(value)
+    except Exception:  # a large array, or a lock
+        return False
+    return len({own, pickled}) == 1 or len({_ID.sub(b"", x) for x in (own, pickled)}) == 1
+
+
+_ID = re.compile(rb"[0-9a-f]{32}")
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, content: io.BytesIO, channel: Channel) -> None:
         super().__init__(content)
         self._channel = channel
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the named global; the functions that find arrays get the channel."""
+        """Return the named global; functions that find arrays get the channel."""
         found = super().find_class(module, name)
-        placed = found in (_record_at, _tensor_at)
+        placed = found in (_record_at, _shipped, _tensor_at)
         # Not a bound method: the unpickler would keep itself and the records alive.
-        return functools.partial(found, self._channel) if placed else found
+        return partial(found, self._channel) if placed else found

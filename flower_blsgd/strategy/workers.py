@@ -32,7 +32,7 @@ _MUST_BE_EQUAL = (
     (
         "model_fingerprint",
         "has a different model or different frozen weights",
-        "install the same task and versions on both, and seed frozen random weights",
+        "create it alike in every process: seed frozen weights, and use the same task and versions",
     ),
 )
 

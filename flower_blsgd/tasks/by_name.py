@@ -55,13 +55,14 @@ def register_task(task: Task, name: str = GIVEN_IN_PYTHON) -> str:
     return name
 
 
-def registration(task: Task) -> Callable[[], str]:
+def registration(task: Task | str) -> Callable[[], str]:
     """Return a function that registers a task, to be sent to the workers by pickling.
 
     If this process has repaired torchvision, a worker does so before it unpickles the task, which
-    may use it.
+    may use it. A task that is named is not registered, but sent with the state of its module.
     """
-    return partial(_register, *([_Repaired()] if is_repaired() else []), task)
+    sent = _own_function(task) if isinstance(task, str) and ":" in task else task
+    return partial(_register, *([_Repaired()] if is_repaired() else []), sent)
 
 
 class _Repaired:
@@ -72,7 +73,8 @@ class _Repaired:
 
 
 def _register(*repaired_and_task: Any) -> str:
-    return register_task(repaired_and_task[-1])
+    task = repaired_and_task[-1]
+    return register_task(task) if isinstance(task, Task) else ""
 
 
 def load_task(

@@ -1,9 +1,10 @@
 """Functions by value, and what they refer to as shared memory that is copied on write."""
 
 import gc
+import importlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from flwr.app import ConfigRecord
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids import machine
 from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.shared_memory import BufferPool, Payload, ship
+from flower_blsgd.grids.shared_memory import BufferPool, Payload, _torch_settings, ship
 from flower_blsgd.grids.worker_spec import WorkerSpec
 
 from .channels import bytes_of, mapped_sizes, two_sides
@@ -94,6 +95,158 @@ def test_too_little_memory_for_the_data(monkeypatch: pytest.MonkeyPatch) -> None
         match=r"sharing the data with the workers needs 160.0 kB, but only 1.0 kB is free",
     ):
         LocalGrid([WorkerSpec("cpu")], "a:b", Path(), {}, setup=data.sum)
+
+
+# --- state of modules -----------------------------------------------------------------------
+
+MODULES = {
+    "__init__": "import threading\nlock = threading.Lock()\nseen = []",
+    "config": """
+size = 3
+class Noise:
+    level = 0
+    def double(self):
+        return 2 * self.level
+""",
+    "lazy": "rate = 0",
+    "other": "unrelated = 0",
+    "code": """
+import collections, enum, functools, os, threading
+from os import environ
+import numpy as np
+from . import config, lock, seen
+from .config import size
+
+missing, names, table = object(), {}, np.zeros(40_000)
+guard = threading.Lock()
+Color = enum.Enum("Color", "red")
+def made():
+    class Made: pass
+    return Made
+Made = made()
+class Child(Made):
+    @property
+    def noise(self):
+        return config.Noise().double()
+@functools.lru_cache
+def cached():
+    return size
+def registered(function):
+    names[function.__name__] = function
+    return function
+@registered
+def shift(value):
+    return value
+color = Color.red
+def everything(given=missing):
+    from . import lazy
+    import mine.lazy as same
+    seen.append(1)
+    return {
+        "size": (size, config.size, cached()), "noise": Child().noise, "table": float(table.sum()),
+        "rate": (lazy.rate, same.rate), "shift": shift(1), "flag": getattr(everything, "flag", 0),
+        "unchanged": (given is missing, isinstance(Child(), Made), color is Color.red),
+        "environ": environ is os.environ, "names": list(names), "seen": len(seen),
+    }
+""",
+}
+"""A package of the user's."""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Yield a function that imports a module of the package, with what this process knows of it."""
+    (tmp_path / "mine").mkdir()
+    for name, text in MODULES.items():
+        (tmp_path / "mine" / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module
+    forget_modules()
+
+
+def forget_modules() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def in_new_process(content: object) -> Any:
+    """Return what a process gets that has imported none of the modules."""
+    payload = ship(content, BufferPool())
+    forget_modules()
+    return received(payload)
+
+
+def test_a_module_has_the_values_of_the_program_and_is_else_as_its_import_makes_it(
+    mine: Callable[[str], Any],
+) -> None:
+    code, config, lazy = mine("mine.code"), mine("mine.config"), mine("mine.lazy")
+    mine("mine.other").unrelated = 1
+    code.seen.append(0)
+    code.size = config.size = 7
+    config.Noise.level = 50
+    code.everything.flag, lazy.rate = True, 9
+    code.shift = lambda value: value + 100
+    code.table[:] = 1.0
+    code.names["added"] = len
+    code.new = torch.ones(2)
+    got = in_new_process(code.everything)
+    assert "mine.other" not in sys.modules
+    assert sys.modules["mine.code"].new.sum() == 2
+    assert got() == {
+        "size": (7, 7, 7),
+        "noise": 100,
+        "table": 40_000,
+        "rate": (9, 9),
+        "shift": 101,
+        "flag": True,
+        "unchanged": (True, True, True),
+        "environ": True,
+        "names": ["shift", "added"],
+        "seen": 2,
+    }
+
+
+class Stays:
+    def __reduce__(self) -> Any:
+        return divmod, (1, 0)
+
+
+def test_a_value_that_cannot_be_set_is_named(mine: Callable[[str], Any]) -> None:
+    mine("mine.config").size = Stays()
+    with pytest.raises(ImportError, match=r"mine.config.size of the program .*ZeroDivisionError"):
+        in_new_process(mine("mine.config").Noise)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_settings_of_torch_are_those_of_the_program(newer: bool) -> None:
+    def settings() -> list[object]:
+        backends = torch.backends
+        precision = backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision
+        flags = torch.are_deterministic_algorithms_enabled(), backends.cudnn.deterministic
+        return [torch.get_default_dtype(), *precision, *flags]
+
+    before = _torch_settings()
+    torch.set_default_dtype(torch.float64)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic = True
+    if newer:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+    else:
+        torch.set_float32_matmul_precision("medium")
+    payload, there = ship(1, BufferPool()), settings()
+    for setting in before:
+        setting()
+    if newer:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+    try:
+        assert settings() != there
+        received(payload)
+        assert settings() == there
+    finally:
+        for setting in before:
+            setting()
+        torch.backends.cuda.matmul.fp32_precision = "none"
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 # --- with processes -------------------------------------------------------------------------

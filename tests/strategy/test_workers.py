@@ -180,7 +180,7 @@ def test_update_nodes_with_two_devices_are_two_workers_each() -> None:
         ("data_fingerprint", "slow-1 .* has different training data than fast-0"),
         (
             "model_fingerprint",
-            r"slow-1 .* has a different model or different frozen weights than fast-0 .*; install",
+            r"slow-1 .* has a different model or different frozen weights than fast-0 .*; create",
         ),
     ],
 )
