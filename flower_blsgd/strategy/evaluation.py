@@ -4,6 +4,7 @@ import functools
 import heapq
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,8 +53,9 @@ class WorkerEvaluation:
 
     Slices are proportional to the workers' forward speeds. These are measured in earlier
     evaluations, or derived from training speeds; if both are unknown, the fast workers get equal
-    slices. A slice has whole batches, whose sums are added in order, so the result does not depend
-    on the slices if all devices compute the same bits.
+    slices. A worker that gets no slice counts as four times as fast in the next one, up to the
+    speed that follows from training. A slice has whole batches, whose sums are added in order, so
+    the result does not depend on the slices if all devices compute the same bits.
 
     If a worker fails, is late or sends an unusable reply, the server evaluates its slice with
     ``evaluate_slice(model, first, last)`` and logs a warning. A worker that raised an exception
@@ -123,6 +125,11 @@ class WorkerEvaluation:
         if not workers:
             return []
         counts = batches_by_speed(-(-self.num_test // self.batch_size), self._speeds(workers))
+        for worker, count in zip(workers, counts, strict=True):
+            known = self._samples_per_second.get(worker.index)
+            if known and not count:  # it may have been slow only once
+                most = self._by_training(worker) or math.inf
+                self._samples_per_second[worker.index] = max(known, min(4 * known, most))
         ends = [min(n * self.batch_size, self.num_test) for n in itertools.accumulate(counts)]
         return [
             (worker, EvaluateOrder(server_round, first, last, arrays))
@@ -139,9 +146,12 @@ class WorkerEvaluation:
         return [float(worker in equal) for worker in workers]
 
     def _speed(self, worker: Worker) -> float:
+        return self._samples_per_second.get(worker.index) or self._by_training(worker)
+
+    def _by_training(self, worker: Worker) -> float:
         seconds = worker.training_seconds_per_step or worker.profile.seconds_per_step
         trained = worker.own_batch(self.registry.batch_size) / seconds if seconds else 0.0
-        return self._samples_per_second.get(worker.index) or FORWARD_PER_STEP * trained
+        return FORWARD_PER_STEP * trained
 
     def _report(
         self, worker: Worker, order: EvaluateOrder, reply: Message | None

@@ -1,5 +1,6 @@
 """Plan the epochs and their rounds, and record the results of the rounds."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -32,6 +33,8 @@ from ..protocol.records import from_wire, to_wire
 from .budget import Budget
 from .round import Outcome, Round
 from .workers import Worker
+
+_LOG = logging.getLogger(__name__)
 
 _COUNTERS = (
     *("epoch", "rounds_done", "rounds_total", "began"),
@@ -85,6 +88,7 @@ class Planner:
         self.sampling_stats: SamplingStats
         self.budget_share: Callable[[], float] = lambda: 0.0
         self.workers: list[Worker] = []
+        self._without_room: set[int] = set()
 
     @property
     def epoch_ended(self) -> bool:
@@ -313,8 +317,9 @@ class Planner:
         self.plan = EpochPlan(*position, lists, plan["weights"], plan["first-round"])
 
     def _plan_next_epoch(self, server_round: int, workers: Sequence[Worker]) -> None:
+        _refuse_nobody(self.training(workers))
+        workers = self._those_that_fit(workers)
         training = self.training(workers)
-        _refuse_nobody(training)
         participants = self._participants(training)
         epoch, share = self.epoch + 1, self.budget_share()
         selected = None
@@ -347,6 +352,20 @@ class Planner:
         self.samples_planned += plan.num_planned
         self.rounds_done = 0
         self.workers = training
+
+    def _those_that_fit(self, workers: Sequence[Worker]) -> Sequence[Worker]:
+        """Leave out workers that joined late if one step of all does not fit into the data."""
+        while self.epoch and len(self.training(workers)) > 1:
+            try:
+                self.shape(workers, self.local_steps_fast)
+                break
+            except UsageError as error:
+                *workers, late = workers
+                if late.index not in self._without_room:
+                    self._without_room.add(late.index)
+                    what = "%s is left out of epoch %d: %s"
+                    _LOG.warning(what, late.label, self.epoch + 1, error)
+        return workers
 
     def _make_new_lists(self, server_round: int) -> None:
         """Call the sampler again within an epoch, for the same workers."""

@@ -133,6 +133,22 @@ def test_slices_are_whole_batches_by_training_speed_and_then_by_measured_forward
     assert setup.on_server == []
 
 
+def test_worker_whose_first_evaluation_was_extremely_slow_gets_batches_again() -> None:
+    """Batches take the sixth of a step of two samples; by training it gets 1 of 20 batches."""
+
+    def slow_at_first(message: Message, order: EvaluateOrder) -> Message:
+        return in_seconds(10 / 6 if len(late.slices) > 1 else 1000.0)(message, order)
+
+    first = Node(fast_profile(0, seconds_per_step=1.0), in_seconds(1 / 6))
+    late = Node(slow_profile(1, seconds_per_step=10.0), slow_at_first)
+    steady = Node(slow_profile(2, seconds_per_step=100.0), in_seconds(100.0))
+    setup = Setup(first, late, steady, num_test=20)
+    for _ in range(12):
+        setup()
+    assert late.slices == [(19, 20)] * 7  # in the 1st evaluation, and from the 7th on
+    assert steady.slices == []  # too slow for any batch, by its training
+
+
 def test_no_bit_depends_on_who_evaluates_what() -> None:
     expected = Setup(fast(0), num_test=1001)(0.1)
     for speeds in ([1.0, 2.0], [1.0, 3.7, 9.0], [4.0, 4.0, 4.0, 5.0]):

@@ -1,5 +1,6 @@
 """The registry of workers: ranks, tiers, nodes that come and go, speeds that change (DESIGN 3)."""
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -424,6 +425,32 @@ def test_batch_that_cannot_be_is_refused_and_of_a_late_node_leaves_it_out(
         strategy.fit(grid, toy_arrays(), epochs=2, on_round=connect)
     assert log.errors[0].startswith(f"node 300 does not take part: has batch={batch}, ")
     assert len(strategy.registry.workers) == 2
+
+
+@pytest.mark.parametrize("mode", ["samples", "table"])
+def test_late_node_for_whose_batch_the_data_are_too_small_waits_for_room(mode: Any) -> None:
+    """Three batches of 8 fit into 24 samples."""
+    grid = grid_of(fast_profile(0), slow_profile(1))
+    strategy = BiasedLocalSGD(24, 8, 1, local_steps_slow=1, epoch=mode)
+    trained: list[list[int]] = []
+
+    def change(record: RoundRecord) -> None:
+        trained.append([row.worker for row in record.workers])
+        if record.round == 1:
+            grid.connect(300, ToyWorker(slow_profile(2)))
+            grid.connect(400, ToyWorker(fast_profile(3)))
+        if record.epoch == 4:
+            grid.handlers.pop(101, None)
+
+    with captured_log() as log:
+        strategy.fit(grid, toy_arrays(), epochs=6, on_round=change)
+    kinds = [workers for workers, _ in itertools.groupby(trained)]
+    # By index: the workers that join are fast-2 and slow-3.
+    assert kinds == [[0, 1], [0, 1, 2], [0, 2, 3]]
+    (warning,) = [line for line in log.warnings if "epoch" in line]
+    assert warning.startswith(
+        "slow-3 (cpu:2) is left out of epoch 2: batch-size = 8 is too large: "
+    )
 
 
 # --- rebalancing, its parts
