@@ -183,7 +183,8 @@ class InProcessGrid(Grid, GridFeatures):
             return Message(Error(RAISED, TRACEBACK), reply_to=message)
         if kind == "out of memory":
             reason = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
-            return Message(Error(OUT_OF_MEMORY, TRACEBACK + reason), reply_to=message)
+            reason = f"{TRACEBACK}\n{TRACEBACK.splitlines()[0]}\n{reason}"
+            return Message(Error(OUT_OF_MEMORY, reason), reply_to=message)
         if kind == "dies":
             return Message(Error(CRASHED, "the process was killed"), reply_to=message)
         if kind == "gone":

@@ -122,30 +122,17 @@ def handler_of(app: ClientApp, context: Context) -> Handler:
     return handle
 
 
-def error_of(error: BaseException, summary: str = "") -> Error:
+def error_of(error: BaseException) -> Error:
     """Return the error of a reply: a traceback, or the message of a `UsageError`.
 
-    `summary` is appended as the last line. By default, this is the cause if the message has several
-    lines. If the accelerator no longer works in this process, the process has to end.
+    If the accelerator no longer works in this process, the process has to end.
     """
-    if isinstance(error, UsageError):
-        reason = str(error)
-    else:
-        reason = "".join(traceback.format_exception(error)).rstrip("\n")
-        summary = summary or _summary_of(str(error).strip(), type(error).__name__)
-    lines = "\n".join(filter(None, [reason, summary]))
-    text = lines.encode(errors="backslashreplace").decode()  # protobuf refuses surrogates
+    is_usage = isinstance(error, UsageError)
+    reason = str(error) if is_usage else "".join(traceback.format_exception(error)).rstrip("\n")
+    text = reason.encode(errors="backslashreplace").decode()  # protobuf refuses surrogates
     if isinstance(error, ProcessEndsError) or _accelerator_is_lost():
         return Error(PROCESS_ENDS, text)
     return Error(OUT_OF_MEMORY if is_out_of_memory(error) else RAISED, text)
-
-
-def _summary_of(message: str, kind: str) -> str:
-    """Return a summary of a message of several lines; torch ends some with hints, not the cause."""
-    first, *others = message.splitlines() or [""]
-    if not others or "Traceback (most recent call last)" in message:  # of a DataLoader's process
-        return ""
-    return f"{kind}: {first} {others[0].strip()}" if first.endswith(":") else f"{kind}: {first}"
 
 
 def _accelerator_is_lost() -> bool:

@@ -23,6 +23,7 @@ from pathlib import Path
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
+from ..errors import UsageError
 from .app_call import PROCESS_ENDS, Handler, error_of, handler_of, main_program_of, takes_views
 from .flower_internals import NOT_LOADED, load_app, release_records_at_once
 from .fork_server import start_worker
@@ -245,7 +246,7 @@ def _packed(reply: Message, message: Message, pool: BufferPool) -> Payload:
     try:
         return pack(reply, pool)
     except Exception as error:  # a value that cannot be pickled, or memory is short
-        failure = error_of(error, f"the reply cannot be sent: {error}")
+        failure = error_of(UsageError(f"the reply cannot be sent: {error}"))
         return pack(Message(failure, reply_to=message), pool)
 
 

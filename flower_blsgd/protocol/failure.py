@@ -1,5 +1,6 @@
 """Failures of workers: each has a kind, which is known where the failure happens."""
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -32,6 +33,8 @@ _CODES: dict[FailureKind, int] = {
 _KINDS: dict[int, FailureKind] = {code: kind for kind, code in _CODES.items()}
 _KINDS |= dict.fromkeys(LATE, "late")
 
+_TRACEBACK = re.compile(r"Traceback( \(.*\))?:?$")
+
 
 class ProtocolError(ValueError):
     """A message that violates this protocol."""
@@ -49,7 +52,7 @@ class NotFiniteError(ProtocolError):
 class Failure:
     """Reason why a worker did not carry out its order, or did not answer a query.
 
-    The last line of `reason`, the text of the error, is a summary.
+    `reason` is the text of the error, which may be a traceback.
     """
 
     kind: FailureKind
@@ -78,8 +81,19 @@ class Failure:
 
     @property
     def brief(self) -> str:
-        """The last line of the reason; of an exception as Flower reports it, the first line."""
+        """One line: how a process died, or the last exception with the first line of its message.
+
+        torch ends some messages with hints, not with the cause.
+        """
         lines = (self.reason.strip() or self.kind).splitlines()
-        if not lines[0].startswith("<class '"):
+        if self.kind.startswith("died"):
             return lines[-1]
-        return next((line for line in lines if not line.endswith(":<'")), lines[0])
+        begins = [i for i, line in enumerate(lines[:-1], 1) if _TRACEBACK.search(line)]
+        lines = lines[begins[-1] :] if begins else lines
+        # Frames are indented, and Flower puts "<class ...>:<'" before a message.
+        found = (
+            i for i, line in enumerate(lines) if not line[:1].isspace() and not line.endswith(":<'")
+        )
+        first = next(found, len(lines) - 1)
+        rest = lines[first + 1 :] if lines[first].rstrip().endswith(":") else []  # a heading
+        return " ".join(line.strip() for line in (lines[first], *rest[:1]))

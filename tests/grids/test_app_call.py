@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,13 @@ from flower_blsgd.grids.app_call import (
     error_of,
     handler_of,
 )
-from flower_blsgd.grids.flower_internals import RAISED, become_server, give_message_id
+from flower_blsgd.grids.flower_internals import (
+    CRASHED,
+    NOT_LOADED,
+    RAISED,
+    become_server,
+    give_message_id,
+)
 from flower_blsgd.protocol import Failure
 
 
@@ -129,22 +136,43 @@ def test_process_ends_if_its_accelerator_fails_at_every_call(
     assert asked == [2, 3]
 
 
+OF_A_LOADER = ValueError(
+    f"Caught it in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+    f'  File "a.py", line 1, in f\n    f()\nAcceleratorError: {ASSERTION}\n'
+)
+NOTED = ValueError("one line\n")
+NOTED.add_note("a note")
+
+
 @pytest.mark.parametrize(
     ("error", "summary"),
     [
         (ASSERTION, "AcceleratorError: CUDA error: device-side assert triggered"),
+        (OF_A_LOADER, "AcceleratorError: CUDA error: device-side assert triggered"),
         (
             RuntimeError("Error(s) in loading:\n\tMissing: x.\n\ty."),
-            "Error(s) in loading: Missing: x.",
+            "RuntimeError: Error(s) in loading: Missing: x.",
         ),
+        (RuntimeError("\n  the cause\n  more"), "RuntimeError: the cause"),
         (ValueError("Caught it.\nTraceback (most recent call last):\nKeyError: 5"), "KeyError: 5"),
-        (ValueError("one line\n"), "ValueError: one line"),
+        (NOTED, "ValueError: one line"),
+        (UsageError("what is wrong\nmore"), "what is wrong"),
     ],
-    ids=["hints of CUDA", "heading", "traceback of another process", "one line"],
+    ids=["hints of CUDA", "of a loader", "heading", "empty line", "traceback", "note", "usage"],
 )
-def test_last_line_of_an_error_is_its_cause(error: Exception, summary: str) -> None:
-    assert Failure.of(error_of(error)).brief.endswith(summary)
-    assert Failure.of(error_of(error, "it cannot be sent")).brief == "it cannot be sent"
+def test_summary_of_an_error_is_its_cause(error: Exception, summary: str) -> None:
+    failure = Failure.of(error_of(error))
+    assert failure.brief.endswith(summary)
+    assert failure.brief in (summary, f"torch.{summary}")
+    assert "\n" in failure.reason  # complete in the log
+    loading = "".join(traceback.format_exception(error))  # as of an app that cannot be loaded
+    assert Failure.of(Error(NOT_LOADED, loading)).brief.endswith(summary)
+    assert summary.endswith(Failure.of(ValueError(str(error))).brief)
+
+
+def test_summary_of_a_process_that_died_is_how() -> None:
+    last = 'its last lines were:\nTraceback (most recent call last):\n  File "a"\nValueError: a'
+    assert Failure.of(Error(CRASHED, f"{last}\ndied (exit code 1)")).brief == "died (exit code 1)"
 
 
 def test_cause_of_an_error_as_flower_reports_it() -> None:
