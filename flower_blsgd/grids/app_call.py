@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from ..errors import UsageError, is_out_of_memory
 from .array_records import record_of
-from .flower_internals import RAISED, answer_without_mods
+from .flower_internals import RAISED, answer_without_mods, skip_mods
 from .stream.session import SESSION_MESSAGE
 
 Handler = Callable[[Message], Message]
@@ -100,7 +100,14 @@ def serve_sessions(
         return serve_session(app_of(context) if app_of else app, message, context)
 
     answer_without_mods(app, SESSION_MESSAGE, serve)
+    _skip_mods(app)
     return app
+
+
+def _skip_mods(app: ClientApp) -> None:
+    """Answer our own queries without the mods of users, which expect the messages of a strategy."""
+    for kind in ("query.profile", "query.momentum"):
+        skip_mods(app, kind)
 
 
 def handler_of(app: ClientApp, context: Context) -> Handler:
@@ -108,6 +115,7 @@ def handler_of(app: ClientApp, context: Context) -> Handler:
 
     If a call fails, the node's state is restored to what it was before.
     """
+    _skip_mods(app)
 
     def handle(message: Message) -> Message:
         before = _snapshot(context.state)

@@ -118,7 +118,7 @@ class Averaging:
 
 
 def average_metrics(
-    outcomes: Sequence["Outcome"], average: Callable[..., MetricRecord], weighted_by_key: str
+    outcomes: Sequence["Outcome"], average: Callable[..., MetricRecord | None], weighted_by_key: str
 ) -> MetricRecord:
     """Average the metrics of the successful workers, as Flower does, and add up their samples.
 
@@ -133,7 +133,7 @@ def average_metrics(
     for own in counted:
         kept = {k: v for k, v in own.items() if np.shape(v) == forms.get(k)}
         contents.append(unchecked_content({METRICS: unchecked_record(MetricRecord, kept)}))
-    metrics = average(contents, weighted_by_key)
+    metrics = average(contents, weighted_by_key) or MetricRecord()
     metrics[weighted_by_key] = int(sum(outcome.load for outcome in outcomes))
     return metrics
 

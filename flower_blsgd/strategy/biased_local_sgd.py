@@ -350,6 +350,16 @@ class BiasedLocalSGD(FedAvg):
             messages.append(Message(records, node_id, "evaluate"))
         return messages
 
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the metrics of FedAvg's evaluation; None if the nodes have no test samples."""
+        try:
+            return super().aggregate_evaluate(server_round, replies)
+        except ZeroDivisionError:  # of the weights
+            _LOG.warning("round %d: the evaluations of the nodes have no examples", server_round)
+            return None
+
     def start(
         self,
         grid: Grid,

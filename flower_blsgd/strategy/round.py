@@ -125,8 +125,9 @@ class Round:
     def read(self, replies: Iterable[Message]) -> list[Outcome]:
         """Return the outcome of each order, in worker order: a checked reply, or a failure.
 
-        The replies may be in any order. Those of nodes without an order are ignored. Second
-        replies, and replies to other messages, are dropped and recorded.
+        An order whose message was not sent, by a subclass of the strategy, has no outcome. The
+        replies may be in any order. Those of nodes without an order are ignored. Second replies,
+        and replies to other messages, are dropped and recorded.
         """
         replies = list(replies)
         self.reply_seconds = self.seconds
@@ -143,7 +144,8 @@ class Round:
                 _drop(orders_of.get(node_id, ()), "second reply")
         outcomes: list[Outcome] = []
         for node_id, given in orders_of.items():
-            outcomes += self._read_node(given, by_node.get(node_id))
+            if node_id in by_node or sent.get(node_id) or not any(sent.values()):
+                outcomes += self._read_node(given, by_node.get(node_id))
         for outcome in outcomes:
             if not outcome.failure:
                 outcome.worker.failures_in_a_row, outcome.worker.fresh = 0, False

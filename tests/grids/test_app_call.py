@@ -4,13 +4,23 @@ import contextlib
 import errno
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import (
+    LocalDpMod,
+    adaptiveclipping_mod,
+    arrays_size_mod,
+    fixedclipping_mod,
+    message_size_mod,
+)
 
+from flower_blsgd import TrainOrder, answer_profile, serve_sessions
+from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.app_call import (
     OUT_OF_MEMORY,
@@ -26,7 +36,11 @@ from flower_blsgd.grids.flower_internals import (
     become_server,
     give_message_id,
 )
+from flower_blsgd.hosts.several_devices import several_devices
 from flower_blsgd.protocol import Failure
+
+from ..in_process_grid import InProcessGrid, ToyWorker, toy_arrays
+from ..strategy.orders import strategy_of
 
 
 def handler(error: BaseException | None) -> tuple[Handler, Context]:
@@ -185,3 +199,67 @@ def test_cause_of_an_error_as_flower_reports_it() -> None:
         assert Failure.of(Error(RAISED, reason)).brief.endswith("device-side assert triggered")
     one_line = "<class 'ZeroDivisionError'>:<'division by zero'>"
     assert Failure.of(Error(RAISED, one_line)).brief == one_line
+
+
+def _reads_config(message: Message, context: Context, call_next: Any) -> Message:
+    assert "lr" in message.content["config"]
+    return call_next(message, context)
+
+
+def _adds_a_metric(message: Message, context: Context, call_next: Any) -> Message:
+    reply = call_next(message, context)
+    reply.content["metrics"]["of-a-mod"] = 1.0
+    return reply
+
+
+MODS = {
+    "LocalDpMod": LocalDpMod(1.0, 0.0, 1.0, 0.5),
+    "message_size_mod": message_size_mod,
+    "arrays_size_mod": arrays_size_mod,
+    "fixedclipping_mod": fixedclipping_mod,
+    "adaptiveclipping_mod": adaptiveclipping_mod,
+    "reads the config": _reads_config,
+    "changes the reply": _adds_a_metric,
+}
+
+
+@pytest.mark.parametrize("plain_messages", [False, True])
+@pytest.mark.parametrize("name", MODS)
+def test_mods_see_training_and_evaluation_but_not_our_queries(
+    name: str, plain_messages: bool
+) -> None:
+    """With plain messages Flower calls the app; `serve_sessions` has then taken off the mods."""
+    seen = []
+
+    def watching(message: Message, context: Context, call_next: Any) -> Message:
+        seen.append(message.metadata.message_type)
+        return call_next(message, context)
+
+    app = ClientApp(mods=[watching, MODS[name], several_devices("app:app", Path())])
+    app.query("profile")(answer_profile)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        order = TrainOrder.from_message(message)
+        reply = ToyWorker(value=1.0).report(order).to_reply(message)
+        if name == "adaptiveclipping_mod":
+            reply.content["metrics"]["norm-bit"] = 1
+        return reply
+
+    if plain_messages:
+        serve_sessions(app)
+
+    def node(number: int) -> Callable[[Message, int], Message]:
+        own = {"device": "cpu", "partition-id": number, "seconds-per-step": 1.0}
+        context = Context(1, number, own, RecordDict(), {})
+        handle = handler_of(app, context)
+        return lambda message, _: app(message, context) if plain_messages else handle(message)
+
+    strategy = strategy_of(sampler=UniformSampler())
+    grid = InProcessGrid({number: node(number) for number in (0, 1)})
+    config = ConfigRecord({"clipping_norm": 1.0})
+    result = strategy.start(grid, toy_arrays(), num_rounds=1, train_config=config)
+    assert [w.profile.seconds_per_step for w in strategy.registry.workers] == [1.0, 1.0]
+    assert [worker.failures for worker in strategy.registry.workers] == [[], []]
+    assert seen == ["train"] * 2
+    assert ("of-a-mod" in result.train_metrics_clientapp[1]) == (name == "changes the reply")

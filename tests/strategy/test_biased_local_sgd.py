@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result
 from hypothesis import given
@@ -40,6 +40,7 @@ from ..in_process_grid import (
     slow_profile,
     toy_arrays,
 )
+from ..log_capture import captured_log
 from .orders import strategy_of, three, two
 
 
@@ -229,6 +230,57 @@ def test_start_asks_nodes_to_evaluate_at_epoch_ends_only() -> None:
     assert list(result.evaluate_metrics_clientapp) == [2, 4]
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == 2.5
     assert len(grid.sent_of_type("evaluate")) == 4
+
+
+def _nothing(contents: Any, weighted_by_key: str) -> None:
+    """Return no metrics, as Flower allows."""
+
+
+class EvaluatesNothing(ToyWorker):
+    """Has no test samples."""
+
+    def __call__(self, message: Message, node_id: int) -> Message:
+        if message.metadata.message_type != "evaluate":
+            return super().__call__(message, node_id)
+        metrics = MetricRecord({"num-examples": 0, "accuracy": 0.25})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+@pytest.mark.parametrize("empty", [1, 2])
+def test_metrics_that_are_none_and_evaluations_without_examples(
+    empty: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = two()
+    nodes |= {node: EvaluatesNothing(nodes[node].profile, 1.0) for node in [20, 10][:empty]}
+    strategy = strategy_of(12, fraction_evaluate=1.0, train_metrics_aggr_fn=_nothing)
+    result = strategy.start(InProcessGrid(nodes), toy_arrays(), num_rounds=2)
+    assert result.train_metrics_clientapp[2] == {"num-examples": 6}
+    if empty == 1:
+        assert result.evaluate_metrics_clientapp == {2: {"accuracy": 1.0}}
+        return
+    assert result.evaluate_metrics_clientapp == {}
+    assert "round 2: the evaluations of the nodes have no examples" in caplog.messages
+
+
+class Choosing(BiasedLocalSGD):
+    """Sends the messages of some workers only, as a FedAvg may sample nodes."""
+
+    def configure_train(self, server_round: int, *arguments: Any) -> Any:
+        messages = list(super().configure_train(server_round, *arguments))
+        return [m for m in messages if m.metadata.dst_node_id != (20 if server_round < 6 else 30)]
+
+
+def test_worker_without_a_message_of_a_subclass_has_no_part_in_the_round() -> None:
+    strategy, records = Choosing(60, 2, 2, local_steps_slow=1, fraction_evaluate=0.0), []
+    with captured_log() as log:
+        strategy.fit(InProcessGrid(three()), toy_arrays(), epochs=2, on_round=records.append)
+    workers = [[row.worker for row in record.workers] for record in records]
+    assert workers == [[0, 2]] * 5 + [[0, 1]] * 7
+    assert [worker.failures for worker in strategy.registry.workers] == [[], [], []]
+    assert [row.weight for row in records[0].workers] == pytest.approx([2 / 3, 1 / 3])
+    planner = strategy.planner
+    assert (planner.samples_trained, planner.samples_given_up) == (5 * 6 + 7 * 8, 5 * 4 + 7 * 2)
+    assert log.warnings == []
 
 
 def test_start_goes_on_when_a_node_is_gone_at_the_end_of_an_epoch(
