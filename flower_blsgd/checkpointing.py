@@ -1,4 +1,4 @@
-"""Write checkpoints during training, and let Ctrl-C and SIGTERM end a run after its round."""
+"""Write checkpoints during training, and let signals that end a run wait for its round."""
 
 import contextlib
 import dataclasses
@@ -27,10 +27,11 @@ class Checkpoints:
     """Writes checkpoints during training.
 
     A checkpoint is written at the end of every epoch and, between rounds, every
-    ``checkpoint-minutes``. On Ctrl-C or SIGTERM the round ends first and its state is written;
-    an evaluation is abandoned, and the state before it stays. When a round fails, the state before
-    it is written without momentum, unless it was written already. An error that ends the run gets
-    a note with the command that resumes it. With ``keep-checkpoints = 0`` nothing of this happens.
+    ``checkpoint-minutes``. On Ctrl-C, SIGTERM or SIGHUP the round ends first and its state is
+    written; an evaluation is abandoned, and the state before it stays. When a round fails, the
+    state before it is written without momentum, unless it was written already. An error that ends
+    the run gets a note with the command that resumes it. With ``keep-checkpoints = 0`` nothing of
+    this happens.
     """
 
     def __init__(self, grid: Grid, strategy: BiasedLocalSGD, recorder: RunRecorder) -> None:
@@ -100,6 +101,7 @@ class Checkpoints:
             # The model may be an older one, whose async evaluation failed.
             self._last = self._last or (server_round, arrays)
             self._recorder.arrays = self._last[1]
+            self._recorder.start_clock(time.monotonic())  # of a run resumed with an evaluation
             self._before_evaluation = self._save()
             self._evaluating = True
             try:
@@ -131,14 +133,14 @@ class Checkpoints:
         self._recorder.durations.checkpoint_seconds += time.perf_counter() - began
         return checkpoint
 
-    # --- Ctrl-C and SIGTERM
+    # --- Ctrl-C, SIGTERM and SIGHUP
 
     @contextlib.contextmanager
     def _deferred_signals(self) -> Iterator[None]:
         """Let a signal wait for the round, unless another handler, such as Flower's, is set."""
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            for own in (signal.SIGINT, signal.SIGTERM):
+            for own in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 handler: Any = signal.getsignal(own)
                 ours = str(getattr(handler, "__module__", "")).startswith("flower_blsgd")
                 if ours or handler in (signal.default_int_handler, signal.SIG_DFL):
@@ -150,6 +152,8 @@ class Checkpoints:
                 signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._signal and number == signal.SIGHUP:
+            return  # a shell repeats that of the kernel
         if self._signal:
             self._recorder.at_once = True
             self._end(number)

@@ -1,15 +1,19 @@
-"""Operations on files that some file systems refuse although all bytes are safe.
+"""Files and output streams that may refuse an operation although nothing is lost.
 
-CIFS, FUSE and WSL may have no modes, no locks, or no `fsync` of a folder.
+CIFS, FUSE and WSL may have no modes, no locks, or no `fsync` of a folder. The reader of the output
+may end before a run, whose lines are in ``run.log``.
 """
 
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _UNSUPPORTED = {errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK}
 
@@ -55,3 +59,31 @@ def locked(path: Path, wait: bool) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             held = True
         yield held
+
+
+lost_output: list[OSError] = []
+"""Why a standard stream was lost first, after `outlast_readers`; empty if none was."""
+
+
+class _Outlasting(io.FileIO):
+    """Standard stream that drops what cannot be written."""
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes; return how many were written or dropped."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if not lost_output:
+                lost_output.append(error)
+            return len(data)
+
+
+def outlast_readers() -> None:
+    """Let this process survive the loss of its output, and encodings that lack a character."""
+    for name, errors in (("stdout", "replace"), ("stderr", "backslashreplace")):
+        text = getattr(sys, name)
+        if isinstance(text, io.TextIOWrapper) and text is getattr(sys, f"__{name}__"):
+            raw = _Outlasting(text.fileno(), "wb", closefd=False)
+            buffer: Any = raw if text.write_through else io.BufferedWriter(raw)
+            flags = text.line_buffering, text.write_through
+            setattr(sys, name, io.TextIOWrapper(buffer, text.encoding, errors, None, *flags))

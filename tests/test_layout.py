@@ -53,7 +53,17 @@ ARROWS = {
     "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}
     | {"algorithm", "settings"},
     "integrations": {"session", "algorithm", "errors"},  # of algorithm the seeds
-    "cli": {"api", "launch", "experiments", "paper", "results", "strategy", "grids", "tasks"}
+    "cli": {
+        "files",
+        "api",
+        "launch",
+        "experiments",
+        "paper",
+        "results",
+        "strategy",
+        "grids",
+        "tasks",
+    }
     | {"worker", "config", "errors", "files"},
     "clients": {"hosts", "session", "worker", "protocol", "tasks", "grids", "config"},
     "server": {"launch", "run", "grids", "config"},

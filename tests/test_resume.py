@@ -231,23 +231,36 @@ def test_run_that_dies_goes_on_in_its_folder_to_the_same_bits(
     assert about == {"round": best["rounds"], "value": best["accuracy"]}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after", [6, 8, 12], ids=["in an epoch", "at its end", "at the end"])
+@pytest.mark.parametrize(
+    ("numbers", "after", "code"),
+    [
+        ([signal.SIGINT], 6, None),
+        ([signal.SIGTERM], 8, 143),
+        ([signal.SIGINT], 12, None),
+        ([signal.SIGHUP, signal.SIGHUP], 6, 129),  # a shell repeats that of the kernel
+        ([signal.SIGTERM, signal.SIGHUP], 12, 143),  # as systemd ends a session
+    ],
+    ids=["in an epoch", "at its end", "at the end", "closed terminal", "closed session"],
+)
 def test_signal_lets_the_round_finish_and_the_run_goes_on_from_it(
-    undisturbed: dict[str, Any], number: int, after: int
+    undisturbed: dict[str, Any], numbers: list[int], after: int, code: int | None
 ) -> None:
-    handlers = [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)]
-    view = View(after, lambda: signal.raise_signal(number))
+    known = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    handlers = [signal.getsignal(number) for number in known]
+    view = View(after, lambda: [*map(signal.raise_signal, numbers)])
     with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
         train(view)
-    if number == signal.SIGTERM:
-        assert isinstance(ended.value, SystemExit)
-        assert ended.value.code == 143
+    assert getattr(ended.value, "code", None) == code
     (command,) = ended.value.__notes__
     assert command.endswith("run --resume run")
     assert said(view, "finishing the round")
-    assert [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)] == handlers
-    assert train(resume="run").summary["resumed"] == [after]
+    assert [signal.getsignal(number) for number in known] == handlers
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+        view = View(after + 1, lambda: signal.raise_signal(signal.SIGHUP))
+        assert train(view, resume="run").summary["resumed"] == [after]
+    finally:
+        signal.signal(signal.SIGHUP, handlers[2])
     assert left_by(Path("run")) == undisturbed
 
 

@@ -1,19 +1,34 @@
 """Entry point of the command, which defers Ctrl-C while libraries are imported."""
 
+import errno
 import signal
+import sys
 from types import FrameType
+
+from ..files import lost_output, outlast_readers
 
 _LIBRARIES = {"flower_blsgd", "flwr", "torch"}
 
 
 def main() -> int:
-    """Run the command; torch would abort if Ctrl-C interrupted its import."""
+    """Run the command; torch would abort if Ctrl-C interrupted its import.
+
+    The command survives the end of the reader of its output. Output that is lost for another
+    reason, such as a full disk, is an error at the end.
+    """
+    outlast_readers()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGALRM, _interrupt)
     from .main import main as command
 
-    return command()
+    code = command()
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    if lost_output and (lost := lost_output[0]).errno not in (errno.EPIPE, errno.EIO):
+        print(f"blsgd: the output cannot be written: {lost.strerror}", file=sys.stderr)
+        return code or 1
+    return code
 
 
 def _interrupt(_: int, frame: FrameType | None) -> None:

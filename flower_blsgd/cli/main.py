@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from ..errors import UsageError, nearest
 from .commands import COMMANDS, overview
 from .options import (
+    HUNG_UP,
     TERMINATED,
     add_resume,
     add_settings,
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _fail("interrupted; all workers have ended", _INTERRUPTED, error)
     except SystemExit as error:
-        if error.code != TERMINATED:  # as of --help
+        if error.code not in (TERMINATED, HUNG_UP):  # as of --help
             raise
-        return _fail("terminated; all workers have ended", TERMINATED, error)
+        return _fail("terminated; all workers have ended", error.code, error)
     except Exception as error:
         from flwr.app.exception import AppExitException
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from ..config import RunConfig
 
-TERMINATED = 143
+TERMINATED, HUNG_UP = 143, 129
 
 
 def add_settings(command: argparse.ArgumentParser, workers: bool = True) -> None:
@@ -86,13 +86,21 @@ def find_modules_here() -> None:
 
 @contextlib.contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does, so that results so far are written."""
+    """Let SIGTERM and SIGHUP end a command as Ctrl-C does, so that results so far are written.
 
-    def end(*_: object) -> NoReturn:
-        raise SystemExit(TERMINATED)
+    SIGHUP stays ignored if it is, as after ``nohup``.
+    """
 
-    before = signal.signal(signal.SIGTERM, end)
+    def end(number: int, _: object) -> NoReturn:
+        if number == signal.SIGHUP:  # a shell repeats that of the kernel
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    heard = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    numbers = (signal.SIGTERM, signal.SIGHUP) if heard else (signal.SIGTERM,)
+    before = {number: signal.signal(number, end) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

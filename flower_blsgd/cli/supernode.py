@@ -123,9 +123,7 @@ def _supernode(options: argparse.Namespace) -> None:
 
 
 def _show(line: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # without a reader the nodes continue
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+    print(line, flush=True)
 
 
 # --- commands -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import contextlib
 import time
 from pathlib import Path
 
+from ..files import lost_output
 from .options import terminated_like_interrupted
 
 _INTERVAL_SECONDS = 1.0
@@ -18,7 +19,7 @@ def add_watch(command: argparse.ArgumentParser) -> None:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    # At Ctrl-C and SIGTERM the view removes itself; the run continues.
+    # At Ctrl-C, SIGTERM and SIGHUP the view removes itself; the run continues.
     with contextlib.suppress(KeyboardInterrupt, SystemExit), terminated_like_interrupted():
         _follow(Path(options.run))
 
@@ -35,7 +36,7 @@ def _follow(folder: Path) -> None:
         run.update()
         if console.is_terminal and run.summary is None:
             with Live(console=console, auto_refresh=False, transient=True) as live:
-                while run.summary is None:
+                while run.summary is None and not lost_output:
                     live.update(view(run), refresh=True)
                     time.sleep(_INTERVAL_SECONDS)
                     run.update()

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..files import outlast_readers
 from .pinning import ALLOCATOR, COMPILE_THREADS, PASSIVE, THREAD_VARIABLES, num_threads, pinned
 from .worker_spec import WorkerSpec
 
@@ -68,7 +69,7 @@ def start_fork_server(modules: Iterable[str] = ()) -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_SERVERS_OWN = [signal.SIGINT, signal.SIGTERM]
+_SERVERS_OWN = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 """Signals that reach all processes of a group; the server alone handles them."""
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -230,6 +231,7 @@ def _run_worker(
         with output:
             for stream in (1, 2):
                 os.dup2(output.fileno(), stream)
+    outlast_readers()
     for text in (sys.stdout, sys.stderr):
         if isinstance(text, io.TextIOWrapper):
             text.reconfigure(line_buffering=True)  # so the last lines of a killed process arrive

@@ -245,7 +245,7 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
 
 def append(path: Path, text: str) -> None:
     """Append a text, whole or not at all; OSError if it cannot be written."""
-    data = text.encode()
+    data = text.encode(errors="backslashreplace")
     with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:

@@ -1,5 +1,6 @@
 """Show the progress of a run: a line per epoch, and a live line in a terminal."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -17,6 +18,14 @@ from .metrics import RunMetrics
 
 OnRoundEnd = Callable[[RoundRecord], object]
 OnEpochEnd = Callable[[EpochRow], object]
+
+
+class _Screen(Console):
+    """Standard output, whose reader may end before the run."""
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing more."""
+        self.quiet = True
 
 
 class ProgressView:
@@ -46,7 +55,7 @@ class ProgressView:
         self._of_epochs = "" if unlimited else f"/{budget.epochs}"
         # In a notebook, rich would put each line into an HTML block of its own.
         plain = False if Console().is_jupyter else None
-        self._console = console or Console(
+        self._console = console or _Screen(
             highlight=False,
             soft_wrap=True,
             emoji=False,
@@ -59,10 +68,13 @@ class ProgressView:
         self._pace = ""
 
     def say(self, line: str) -> None:
-        """Print a permanent line, and pass it to `log`."""
+        """Print a permanent line, and pass it to `log`; the loss of the screen is no error."""
         self.log(line)
         if self._lines:
-            self._console.print(escape(line), emoji=False)
+            encoding = self._console.encoding
+            shown = line.encode(encoding, "replace").decode(encoding)
+            with contextlib.suppress(OSError):
+                self._console.print(escape(shown), emoji=False)
 
     def begin(self) -> None:
         """Start the live line in a terminal."""
@@ -125,7 +137,8 @@ class ProgressView:
     def end(self) -> None:
         """Remove the live line; may be called twice."""
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
             self._live = None
 
     def _line(self, *parts: str) -> str:

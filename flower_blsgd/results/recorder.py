@@ -7,12 +7,14 @@ import math
 import shutil
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
+from flwr.app.exception import AppExitException
 
 from ..algorithm.catalog import part_of
 from ..config import RunConfig
@@ -134,11 +136,12 @@ class RunRecorder:
             logging.getLogger(name).addHandler(warnings)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._end_progress()
             with contextlib.suppress(Exception):  # the first error is raised
                 if self._folder is not None and not self.at_once:
                     self._finish(interrupted=True)
+            self.log_end(error)
             raise
         finally:
             for name in loggers:
@@ -154,6 +157,18 @@ class RunRecorder:
     def say(self, line: str) -> None:
         """Print a line, and write it to ``run.log``."""
         self._view.say(line)
+
+    def log_end(self, error: BaseException) -> None:
+        """Write the error that ends the command to ``run.log``."""
+        if isinstance(error, KeyboardInterrupt):
+            reason = "interrupted"
+        elif isinstance(error, SystemExit):
+            reason = f"ended with exit code {error.code}"
+        elif isinstance(error, UsageError | AppExitException):
+            reason = str(error)
+        else:
+            return self._log("".join(traceback.format_exception(error)).rstrip())
+        self._log("\n".join([reason, *getattr(error, "__notes__", ())]))
 
     def _log(self, line: str) -> None:
         line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n"
@@ -189,7 +204,8 @@ class RunRecorder:
         """Return the state as JSON can hold it; the rounds are in ``rounds.jsonl``."""
         state = {
             "epochs": [dataclasses.asdict(row) for row in self._rows],
-            "durations": dataclasses.asdict(self.durations),
+            "durations": dataclasses.asdict(self.durations)
+            | {"wall_seconds": self._wall_seconds_now()},
             "resumed": self._resumed,
             **self._stopping.state_dict(),
         }
@@ -243,13 +259,21 @@ class RunRecorder:
         """Return the seconds that all rounds so far count against a budget."""
         return self._metrics.budget_seconds
 
+    def start_clock(self, now: float) -> None:
+        """Let the wall clock run from now on, after the set-up, unless it runs already."""
+        if not self._last_model_at:
+            self._last_model_at = now
+            self.durations.setup_seconds += now - self._began_at
+
+    def _wall_seconds_now(self) -> float:
+        since = time.monotonic() - self._last_model_at if self._last_model_at else 0.0
+        return self.durations.wall_seconds + since
+
     def add_round(self, record: RoundRecord) -> None:
         """Write and show a finished round."""
         now = time.monotonic()
-        if not self._last_model_at:
-            self._last_model_at = now - record.round_seconds - record.planning_seconds
-            self.durations.setup_seconds += self._last_model_at - self._began_at
-        self.durations.wall_seconds += now - self._last_model_at
+        self.start_clock(now - record.round_seconds - record.planning_seconds)
+        self.durations.wall_seconds = self._wall_seconds_now()
         self._last_model_at = now
         self._metrics.seconds_per_step = self._seconds_per_step_alone()
         self._metrics.add(record)
@@ -298,7 +322,7 @@ class RunRecorder:
             self._rows[number],
             **self._measured(end),
             result_rounds=len(self._metrics.records),
-            result_seconds=self.durations.wall_seconds + time.monotonic() - self._last_model_at,
+            result_seconds=self._wall_seconds_now(),
         )
         self._write("epochs.csv", self.folder.write_epochs, self._rows)
         self._show_epoch(row, end.round)

@@ -1,15 +1,23 @@
-"""Ctrl-C while the command is being imported."""
+"""Ctrl-C while the command is being imported, and output that nobody reads."""
 
+import io
+import logging
 import os
+import pty
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from rich.console import Console
 
+from flower_blsgd import files
 from flower_blsgd.cli import entry
 from flower_blsgd.cli import main as cli
 from flower_blsgd.errors import UsageError
+
+Lost = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +64,82 @@ def test_ignored_ctrl_c_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "_set_up_logging", lambda _: None)
     assert entry.main() == 2
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lost]:
+    """Return a function that makes a file descriptor both standard streams of the process."""
+    opened = []
+
+    def lose(descriptor: int, encoding: str = "utf-8", buffered: bool = True) -> None:
+        opened.append(descriptor)
+        for name in ("stdout", "stderr"):
+            raw = io.FileIO(descriptor, "wb", closefd=False)
+            text = io.TextIOWrapper(io.BufferedWriter(raw) if buffered else raw, encoding)
+            if not buffered:
+                text.reconfigure(write_through=True)
+            monkeypatch.setattr(sys, name, text)
+            monkeypatch.setattr(sys, f"__{name}__", text)
+
+    yield lose
+    files.lost_output.clear()
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def closed_pipe() -> int:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def closed_terminal() -> int:
+    master, terminal = pty.openpty()
+    os.close(master)
+    return terminal
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        (closed_pipe, 0),
+        (closed_terminal, 0),
+        (lambda: os.open("/dev/full", os.O_WRONLY), 1),
+    ],
+    ids=["pipe", "terminal", "disk"],
+)
+def test_command_outlasts_its_reader(
+    monkeypatch: pytest.MonkeyPatch, lost: Lost, make: Callable[[], int], code: int, buffered: bool
+) -> None:
+    """Prints, tables of rich, log lines; and at exit nothing is left to be written."""
+
+    def command(_: object) -> None:
+        print("x" * 20_000)
+        Console().print("a table")
+        log = logging.StreamHandler()
+        log.handleError = lambda record: pytest.fail("a log line")  # type: ignore[method-assign]
+        log.handle(logging.makeLogRecord({"msg": "a warning"}))
+        print("the end")
+
+    monkeypatch.setattr(cli, "_parser", lambda _: Parser(command))
+    monkeypatch.setattr(cli, "_set_up_logging", lambda _: None)
+    lost(make(), buffered=buffered)
+    assert entry.main() == code
+    for text in (sys.stdout, sys.stderr):
+        text.flush()
+        text.close()
+
+
+def test_encoding_that_lacks_a_character_shows_another_one(lost: Lost) -> None:
+    reader, writer = os.pipe()
+    lost(writer, "ascii")
+    files.outlast_readers()
+    print("größe", file=sys.stdout, flush=True)
+    Console().print("│ größe")
+    print("größe", file=sys.stderr, flush=True)
+    assert os.read(reader, 1000).decode() == "gr??e\n? gr??e\ngr\\xf6\\xdfe\n"
+    os.close(reader)
 
 
 class Parser:

@@ -13,6 +13,7 @@ from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.cli import main as cli
 from flower_blsgd.cli.options import (
+    HUNG_UP,
     TERMINATED,
     add_settings,
     own_settings,
@@ -181,9 +182,10 @@ def test_run_shows_flowers_log_of_another_app_and_where_it_is_verbose(
         (AggregationError("round 3: no worker succeeded"), 1, "round 3: no worker succeeded"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (SystemExit(143), 143, "terminated"),
+        (SystemExit(129), 129, "terminated"),
         (ZeroDivisionError(), None, ""),  # a bug of ours is not hidden
     ],
-    ids=["failed", "interrupted", "terminated", "bug"],
+    ids=["failed", "interrupted", "terminated", "hung up", "bug"],
 )
 def test_run_that_fails_ends_with_one_line_and_its_own_code(
     folder: Path,
@@ -277,9 +279,24 @@ def test_name_is_the_users_else_the_files_else_the_tasks(tmp_path: Path) -> None
     assert settings("-s", "task=package.module:my_task").name == "my_task"
 
 
-def test_sigterm_ends_what_goes_on_and_then_is_as_before() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, TERMINATED), (signal.SIGHUP, HUNG_UP)]
+)
+def test_sigterm_and_sighup_end_what_goes_on_and_then_are_as_before(number: int, code: int) -> None:
+    def end_twice() -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            if number == signal.SIGHUP:  # a shell repeats that of the kernel
+                signal.raise_signal(number)
+
+    before = signal.getsignal(number)
     with pytest.raises(SystemExit) as end, terminated_like_interrupted():
-        signal.raise_signal(signal.SIGTERM)
-    assert end.value.code == TERMINATED == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
+        end_twice()
+    assert end.value.code == code == 128 + number
+    assert signal.getsignal(number) is before
+    if number == signal.SIGHUP:
+        signal.signal(number, signal.SIG_IGN)
+        with terminated_like_interrupted():
+            signal.raise_signal(number)  # as after nohup
+        assert signal.signal(number, before) is signal.SIG_IGN

@@ -19,13 +19,15 @@ QUICK = ("-c", "digits", *(f"-s{x}" for x in ("epochs=4", "threads=1", "checkpoi
 
 
 @contextlib.contextmanager
-def running(folder: Path, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-    """Start ``blsgd run`` in a folder and a session of its own; what it prints goes to ``log``."""
+def running(
+    folder: Path, *arguments: str, to_pipe: bool = False
+) -> Iterator["subprocess.Popen[str]"]:
+    """Start ``blsgd run`` in a folder and a session of its own; it prints to ``log`` or a pipe."""
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [*BLSGD, "run", *arguments],
             cwd=folder,
-            stdout=log,
+            stdout=subprocess.PIPE if to_pipe else log,
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,

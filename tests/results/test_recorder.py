@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 from safetensors.numpy import load_file
 
 from flower_blsgd.cli.main import _parser
 from flower_blsgd.config import RunConfig
+from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.flower_app import find_app, run_config
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.results import progress as progress_module
@@ -340,6 +342,34 @@ def test_log_has_the_time_of_all_that_was_said_and_of_warnings(run: Run, start: 
     assert resumed[-1].endswith(" resumed")
 
 
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (KeyboardInterrupt(), ["interrupted"]),
+        (SystemExit(143), ["ended with exit code 143"]),
+        (UsageError("grö\udcffe = 1: too small"), ["grö\\udcffe = 1: too small"]),
+        (AggregationError("round 3: no worker succeeded"), ["round 3: no worker succeeded"]),
+        (KeyError("x"), ["Traceback (most recent call last):", "KeyError: 'x'"]),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "refused", "failed", "bug"],
+)
+def test_log_ends_with_the_error_and_its_notes(
+    run: Run, error: BaseException, lines: list[str]
+) -> None:
+    error.add_note("blsgd run --resume runs/digits-1")
+    try:
+        raise error
+    except BaseException:  # as in a run
+        assert not run._recording.__exit__(type(error), error, error.__traceback__)
+    log = (run.recorder.folder.path / "run.log").read_text().splitlines()
+    assert log[-1] == "blsgd run --resume runs/digits-1"
+    first = next(i for i, line in enumerate(log) if line.endswith(f" {lines[0]}"))
+    assert [re.sub(r"^20\S+ ", "", line) for line in (log[first], log[-2])] == [
+        lines[0],
+        lines[-1],
+    ]
+
+
 # --- the last line --------------------------------------------------------------------------
 
 
@@ -587,6 +617,26 @@ def test_result_of_an_async_evaluation_is_added_to_its_epoch(start: Start) -> No
         "async evaluation: evaluate-3 (cpu:3) computed for 2.5 s; 1 result, "
         "1 round and 3.5 s late on average, 1 epoch without a result"
     ) in run.lines
+
+
+def test_wall_clock_of_a_resumed_run_has_the_evaluation_before_its_checkpoint(
+    start: Start,
+) -> None:
+    run = start()
+    run.recorder.at_once = True
+    run.train()  # until 1038, 18.5 s after the first plan
+    run.now = 1043.0
+    state = run.recorder.state_dict()
+    for first_evaluation, seconds in ((None, 6.25 + 11), (1003.0, 27)):
+        resumed = start(name="resumed")
+        resumed.recorder.at_once = True  # it need not write its results
+        resumed.recorder.load_state_dict(state)
+        if first_evaluation:  # repeated, because the run ended within it
+            resumed.recorder.start_clock(first_evaluation)
+        for resumed.now in (1019.0, 1030.0):
+            resumed.recorder.add_round(two_rounds()[1])  # of 6.25 s
+        assert resumed.recorder.durations.wall_seconds == 18.5 + 5 + seconds
+    assert run.recorder.durations.wall_seconds == 18.5
 
 
 def test_role_of_a_worker_that_evaluates_follows_from_how_long_it_evaluated(start: Start) -> None:
