@@ -147,8 +147,17 @@ class Round:
             if node_id in by_node or sent.get(node_id) or not any(sent.values()):
                 outcomes += self._read_node(given, by_node.get(node_id))
         for outcome in outcomes:
+            worker = outcome.worker
             if not outcome.failure:
-                outcome.worker.failures_in_a_row, outcome.worker.fresh = 0, False
+                worker.failures_in_a_row, worker.fresh = 0, False
+            if outcome.momentum_zeroed and not worker.momentum_zeroed:
+                worker.momentum_zeroed = True
+                _LOG.warning(
+                    "worker %s: momentum was not finite after round %d and was set to zero; "
+                    "summary.json counts these cases. A smaller learning rate may help",
+                    worker.label,
+                    outcome.order.round,
+                )
         return sorted(outcomes, key=lambda outcome: outcome.worker.index)
 
     def _read_node(self, given: Orders, reply: Message | None) -> list[Outcome]:

@@ -65,6 +65,7 @@ class Worker:
     - `failures`: kinds of its failures, in order of time.
     - `start_failure`: reason why it did not answer its first query; else empty.
     - `failures_in_a_row`: failed orders since the last successful one.
+    - `momentum_zeroed`: whether its momentum was set to zero because it was not finite.
     - `fresh`: whether its process may have to start, because it failed or reconnected since its
       last reply.
     """
@@ -85,6 +86,7 @@ class Worker:
     failures: list[str] = field(default_factory=list)
     start_failure: str = ""
     failures_in_a_row: int = 0
+    momentum_zeroed: bool = field(default=False, metadata={"wire": False})
     fresh: bool = field(default=False, metadata={"wire": False})
 
     def note_failure(self, kind: str) -> bool:

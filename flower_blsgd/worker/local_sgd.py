@@ -223,7 +223,6 @@ class LocalSGD:
             )
             self._peak_learning_rate = 1.0
         self.forget_momentum()  # a fused optimizer begins with zeros
-        self._has_zeroed = False
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
         """Run the steps of an order.
@@ -294,7 +293,7 @@ class LocalSGD:
             losses, started_at, seconds = self._do_steps(order, batches)
             self._phase = "sending the model"
             self._optimizer.zero_grad()  # the copies need their memory
-            zeroed = order.momentum_policy != "reset" and self._zeroed_momentum(order.round)
+            zeroed = order.momentum_policy != "reset" and self._zeroed_momentum()
             momentum = self._hand_over_momentum(order, state)
             arrays = state_record(self.model, like=order.arrays)
         except BaseException:
@@ -341,19 +340,11 @@ class LocalSGD:
                 state[MOMENTUM] = kept
         return None
 
-    def _zeroed_momentum(self, server_round: int) -> bool:
+    def _zeroed_momentum(self) -> bool:
         """Set momentum to zero if it is not finite; return whether that was necessary."""
         if momentum_is_finite(self._optimizer):
             return False
         zero_momentum(self.model, self._optimizer)
-        if not self._has_zeroed:
-            _LOG.warning(
-                "worker %s: momentum was not finite after round %d and was set to zero; "
-                "summary.json counts these cases. A smaller learning rate may help",
-                self._name,
-                server_round,
-            )
-        self._has_zeroed = True
         return True
 
     def _do_steps(self, order: TrainOrder, batches: Iterator[Any]) -> tuple[Tensor, float, float]:

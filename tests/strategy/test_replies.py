@@ -16,6 +16,7 @@ from ..in_process_grid import (
     slow_profile,
     toy_arrays,
 )
+from ..log_capture import captured_log
 from .orders import good_reply, orders_of_two, outcomes_of, strategy_of
 from .test_round_metrics import rows_of
 
@@ -148,6 +149,10 @@ def test_momentum_that_was_zeroed_counts_whether_or_not_the_model_does(
     orders = orders_of_two()
     reply = good_reply(orders, 0, 1.0 if finite else np.nan)
     reply.content.metric_records["metrics"]["momentum-zeroed"] = says
-    outcomes = outcomes_of(orders, reply, good_reply(orders, 1))
+    with captured_log() as log:
+        for _ in range(2):  # it is logged once
+            outcomes = outcomes_of(orders, reply, good_reply(orders, 1))
+    warnings = [line for line in log.warnings if "fast-0 (cpu:0): momentum was not finite" in line]
+    assert len(warnings) == counted
     assert [o.load for o in outcomes] == [load if finite else 0, 2]
     assert [row.momentum_zeroed for row in rows_of(outcomes, [0.0, 1.0])] == [counted, False]
