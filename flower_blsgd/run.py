@@ -108,6 +108,7 @@ def _train(
     evaluate, async_evaluation = _evaluation(grid, config, work, strategy, recorder)
     strategy.registry.data_fingerprint = work.data_fingerprint
     strategy.registry.model_fingerprint = work.model_fingerprint
+    strategy.planner.measures_in_rounds = config.is_script
 
     with recorder.recording(work.data, work.assets):  # which saves the results at the end
         # Connect, measure speeds, and choose local steps by them.
@@ -122,9 +123,10 @@ def _train(
             _note_ignored_settings(config, strategy.registry, recorder)
         elif not config.is_script and (note := precision_note(config.precision, workers)):
             recorder.say(note)
-        if chosen := strategy.connector.steps_chosen:
-            recorder.say(f"  {chosen}")
-        _predict(strategy, recorder, overhead)
+        if strategy.planner.measured is None:
+            _predict(strategy, recorder, overhead)
+        else:  # the first rounds measure
+            recorder.show_speeds = lambda: _predict(strategy, recorder, overhead)
 
         # Train and evaluate.
         traces = recorder.folder.path / "trace"
@@ -255,7 +257,9 @@ def _refuse_without_local_grid(config: RunConfig, strategy: BiasedLocalSGD) -> N
 
 
 def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder, overhead_seconds: float) -> None:
-    """Print the speeds of the workers, and predict the figures that the summary measures."""
+    """Print steps and speeds of the workers, and predict the figures that the summary measures."""
+    if chosen := strategy.connector.steps_chosen:
+        recorder.say(f"  {chosen}")
     workers = strategy.registry.active_or_excluded
     for worker in workers:
         if worker.speed:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from .local_steps import Participant, StepPolicy
 from .loss_table import FloatArray, IntArray, LossTable
+from .randomness import derived_seed
 from .sampling import EpochRequest, SampleList, Sampler
 from .selection import Selected
 from .validation import checked_lists, checked_numbers
@@ -88,7 +89,7 @@ class EpochPlan:
 
     @property
     def num_planned(self) -> int:
-        """Number of samples of all workers in this epoch, with repetitions."""
+        """Number of samples of all workers in an epoch of these rounds, with repetitions."""
         return self.rounds * sum(self.shape.samples_per_round)
 
 
@@ -104,11 +105,12 @@ def plan_epoch(
     samples_due: int,
     selected: Selected | None = None,
     last: EpochPlan | None = None,
+    rounds_before: int = 0,
 ) -> EpochPlan:
-    """Plan one epoch: a pure function of the arguments.
+    """Plan one epoch, or the rest of one after `rounds_before`: a pure function of the arguments.
 
     `table` has all N samples; `selected` are those of the epoch, all N if it is None.
-    `samples_before` were planned in all earlier epochs. `samples_due` is the exact number of
+    `samples_before` were planned in all earlier rounds. `samples_due` is the exact number of
     samples of this epoch and all earlier ones; epoch x N without selections. `last` is the plan of
     the previous epoch, if its workers are the same; with an equal shape the new plan continues its
     lists, if they are not used up. UsageError if the sampler returned invalid lists.
@@ -116,16 +118,21 @@ def plan_epoch(
     samples_per_round = shape.samples_per_round
     # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). A
     # selection may leave less than one round.
-    rounds = shape.table_rounds or max(1, (samples_due - samples_before) // sum(samples_per_round))
+    left = (samples_due - samples_before) // sum(samples_per_round)
+    rounds = max(rounds_before + 1, shape.table_rounds or rounds_before + left)
     if last is not None and last.shape == shape and last.lists_end > last.rounds:
         first_round = last.first_round - last.rounds
         return replace(last, epoch=epoch, rounds=rounds, first_round=first_round)
     if selected is not None:
         table, samples_before = table.subset(selected.indices), (epoch - 1) * len(selected.indices)
+    if rounds_before and (selected or not sampler.is_stream):
+        seed = derived_seed(seed, "rest-of-epoch", rounds_before)  # not the first samples again
+    rest = rounds - rounds_before
     request = EpochRequest(
-        seed, epoch, rounds, tuple(participants), samples_per_round, samples_before
+        seed, epoch, rest, tuple(participants), samples_per_round, samples_before
     )
-    plan = with_new_lists(EpochPlan(epoch, rounds, shape, ()), sampler, request, table)
+    plan = EpochPlan(epoch, rounds, shape, ())
+    plan = with_new_lists(plan, sampler, request, table, rounds_before)
     if selected is None:
         return plan
     lists = (SampleList(selected.indices[of.indices], of.members) for of in plan.sample_lists)

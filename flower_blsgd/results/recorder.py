@@ -98,6 +98,8 @@ class RunRecorder:
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
         self._shown_steps: dict[int, int] = {}
+        self.show_speeds: Callable[[], None] = lambda: None
+        self._first_round = 1
         self._events: EventWriter | None = None
 
     @property
@@ -277,7 +279,12 @@ class RunRecorder:
         self._last_model_at = now
         self._metrics.seconds_per_step = self._seconds_per_step_alone()
         self._metrics.add(record)
-        self._show_steps(record)
+        if self._strategy.planner.is_provisional:  # the round measures speeds
+            self._first_round = len(self._metrics.records)
+        else:
+            show, self.show_speeds = self.show_speeds, lambda: None
+            show()
+            self._show_steps(record)
         self._write("rounds.jsonl", self.folder.add_round, record)
         if self._events is not None:
             self._write("tensorboard", self._events.add_round, record)
@@ -306,10 +313,11 @@ class RunRecorder:
         self._rows.append(row)
         self._write("epochs.csv", self.folder.add_epoch, row)
         self._show_epoch(row, end.round)
-        # Processes warm up in the first round, so it does not count.
+        # Processes warm up in the first round, or in those that measure, which do not count.
         if rounds_before < 2 <= row.rounds:
             workers = self._strategy.registry.workers
-            note = waiting_note(self.config, workers, self._metrics.rounds_on_clock(first=1))
+            rounds = self._metrics.rounds_on_clock(self._first_round)
+            note = waiting_note(self.config, workers, rounds)
             if note:
                 self.say(note)
         return self._stop_early()

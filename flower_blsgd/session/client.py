@@ -28,12 +28,11 @@ from ..protocol import (
     SCRIPT_JOIN,
     EvaluateOrder,
     EvaluateReport,
-    ProfileQuery,
     TrainOrder,
     TrainReport,
 )
 from ..worker.profile import answer_profile, worker_of
-from .exchange import HERE, End, Evaluate, Exchange, Measure, Train
+from .exchange import HERE, End, Evaluate, Exchange, Train
 
 MAIN_RANK = "main-rank"
 """Key of the run config: the partition id of the main worker; 0 by default."""
@@ -85,14 +84,12 @@ set_main_program(app, _run_script)
 
 @app.query("profile")
 def profile(message: Message, context: Context) -> Message:
-    """Reply with the worker's profile when the script waits for its first order."""
-    exchange, query = _exchange(), ProfileQuery.from_message(message)
-    joined = exchange.joined.result()
-    seconds = 0.0
-    if query.calibrate and not exchange.worker.seconds_per_step:
-        seconds = exchange.do(Measure(query.seconds))
-    info = joined.info
-    return answer_profile(message, context, info.data_fingerprint, seconds, info.fingerprint)
+    """Reply with the worker's profile when the script waits for its first order.
+
+    Its speed is measured in the first rounds, whose work counts.
+    """
+    info = _exchange().joined.result().info
+    return answer_profile(message, context, info.data_fingerprint, 0.0, info.fingerprint)
 
 
 @app.query(SCRIPT_JOIN)

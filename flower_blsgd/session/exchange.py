@@ -24,14 +24,6 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """An order to measure the seconds per step for about `seconds`."""
-
-    seconds: float
-    result: "Future[float]" = field(default_factory=Future)
-
-
-@dataclass(frozen=True)
 class Evaluate:
     """An order to evaluate a model."""
 
@@ -47,7 +39,7 @@ class End:
     result: "Future[None]" = field(default_factory=Future)
 
 
-Work = Train | Measure | Evaluate | End
+Work = Train | Evaluate | End
 
 
 @dataclass(frozen=True)

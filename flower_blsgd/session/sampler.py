@@ -37,8 +37,11 @@ class SessionSampler(Sampler[int]):
         """Yield the samples of the current order, then of the next one if it is there by then."""
         last = None
         while (order := self._session.order) is not None and order is not last:
-            yield from order.indices.tolist()
             last = order
+            for index in order.indices.tolist():
+                if self._session.order is not order:  # a deadline has ended it
+                    break
+                yield index
 
     def _stream(self) -> Iterator[int]:
         """Yield this worker's part of each round's block of the stream, ahead of the orders.
@@ -47,12 +50,7 @@ class SessionSampler(Sampler[int]):
         They are known as long as no worker's steps change.
         """
         part, start, seed = (0, 0, 0), 0, self._session.run_seed
-        before_orders = generator(self._session.seed, "session-measure", 0)
-        while not self._session.done:
-            now = self._session.part_of_stream
-            if now is None:  # while speeds are measured
-                yield int(before_orders.integers(self._num_samples))
-                continue
+        while (now := self._session.part_of_stream) is not None:
             first, stride, count = now
             if (first % stride, stride, count) != part:
                 part, start = (first % stride, stride, count), first

@@ -4,8 +4,10 @@ import contextlib
 import copy
 import logging
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ from ..worker.model_io import (
 )
 from ..worker.step import fork_rng
 from ..worker.timing import synchronize, throttle
-from .exchange import HERE, End, Evaluate, Exchange, Joined, Measure, Train
+from .exchange import HERE, End, Evaluate, Exchange, Joined, Train
 from .sampler import SessionSampler
 
 _LOG = logging.getLogger(__name__)
@@ -35,11 +37,6 @@ Figures = Mapping[str, float]
 
 _BATCH_SIZE = 16
 """Default of the setting ``batch-size``."""
-
-_FEWEST_MEASURED = 4
-"""Fewest steps that measure a speed, after one to warm up; then twice as many, and so on. Waiting
-for the device after every step would make the steps longer.
-"""
 
 
 def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
@@ -155,7 +152,6 @@ class Session:
         self._model, self._optimizer = model.to(self.device), optimizer
         if moves and state["state"]:  # of a checkpoint
             optimizer.load_state_dict(state)  # moves it to the parameters
-        self._has_first_state = True
         self._trained = [parameter.requires_grad for parameter in model.parameters()]
         self._exchange = exchange
         self._now: _InProgress | None = None
@@ -167,7 +163,7 @@ class Session:
 
     # --- training
 
-    def step(self, samples: int, losses: Tensor | None = None) -> None:
+    def step(self, samples: SupportsIndex, losses: Tensor | None = None) -> None:
         """Note a step of the optimizer; after the last local step of a round, average.
 
         It then sends the model to the launcher, waits for the other workers, and loads the average.
@@ -175,7 +171,7 @@ class Session:
         Parameters
         ----------
         samples : int
-            Number of samples in the step's batch, >= 1.
+            Number of samples in the step's batch, >= 1; also an integer of numpy or torch.
         losses : torch.Tensor, optional
             One loss per sample, in the order of the sampler. Needed only for samples chosen by
             loss.
@@ -183,13 +179,12 @@ class Session:
         Raises
         ------
         ValueError
-            If `samples` is below 1, or `losses` has another size.
+            If `samples` is below 1 or no integer, or `losses` has another size.
         UsageError
             If a parameter was frozen or unfrozen since `join`, or `samples` is above `batch_size`
             while `sampler` gives the samples.
         """
-        if samples < 1:
-            raise ValueError(f"session.step: samples = {samples} must be at least 1")
+        samples = _whole("step: samples", samples, least=1)
         if losses is not None and losses.shape != (samples,):
             raise ValueError(
                 f"session.step: losses has shape {tuple(losses.shape)}, not ({samples},)"
@@ -197,7 +192,9 @@ class Session:
         if self._exchange is None or self.done:
             return
         if not self._is_ready:  # this step began with this script's own model, and does not count
-            self._has_first_state = False
+            groups = self._optimizer.state_dict()["param_groups"]
+            state = copy.deepcopy(self._first_state)
+            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
             self._begin(samples)
             return
         if self._sampler_size and samples > self.batch_size:
@@ -283,7 +280,7 @@ class Session:
     def evaluate(
         self,
         function: Callable[[nn.Module], Figures],
-        every: int = 0,
+        every: SupportsIndex = 0,
         *,
         metric: str = "",
         mode: str = "",
@@ -311,13 +308,12 @@ class Session:
         Raises
         ------
         ValueError
-            If `mode` is another text, or `every` is below 0.
+            If `mode` is another text, or `every` is below 0 or no integer.
         """
         if mode not in ("", "max", "min"):
             raise ValueError(f'session.evaluate: mode = {mode!r} must be "max" or "min"')
-        if every < 0:
-            raise ValueError(f"session.evaluate: every = {every} must be at least 0")
-        self._evaluate, self._evaluate_every = function, every
+        self._evaluate = function
+        self._evaluate_every = _whole("evaluate: every", every, least=0)
         self._metric = metric or "accuracy"
         self._mode = mode or ("min" if "loss" in self._metric else "max")
         if self._evaluates and not self.done:
@@ -325,7 +321,7 @@ class Session:
 
     # --- what the sampler asks
 
-    def wait_for_first_order(self, batch_size: int = 0) -> None:
+    def wait_for_first_order(self, batch_size: SupportsIndex = 0) -> None:
         """Wait for the first order, unless it is there.
 
         `batch_size` is that of the script. It replaces the setting ``batch-size`` for workers
@@ -333,23 +329,24 @@ class Session:
         """
         if self._exchange is None or self._is_ready or self.done:
             return
+        batch_size = _whole("wait_for_first_order: batch_size", batch_size, least=0)
         if batch_size and not self._exchange.worker.batch_size:
             self.batch_size = batch_size
         self._begin(batch_size)
 
     @property
     def order(self) -> TrainOrder | None:
-        """The current order; None while speeds are measured, and at the end."""
+        """The current order; None before the first one, and at the end."""
         return None if self._now is None else self._now.order
 
     @property
     def part_of_stream(self) -> tuple[int, int, int] | None:
-        """Start, stride and size of this worker's part of the stream; None before the first round.
+        """Start, stride and size of this worker's part of the stream; None at the end.
 
         UsageError if the run does not sample uniformly.
         """
         order = self.order
-        if order is None or order.round == 0:
+        if order is None:
             return None
         if not order.stream_stride:
             raise UsageError(
@@ -368,7 +365,7 @@ class Session:
                 f"worker {self.rank} has role=evaluate, but the script does not call "
                 "session.evaluate before its training loop"
             )
-        self._is_ready = True
+        self._is_ready, self._first_state = True, {}
         self._exchange.ready(
             Joined(
                 SessionInfo(
@@ -409,22 +406,16 @@ class Session:
                 self.progress, self.done = 1.0, True
                 self._set_rates()
                 return
-            if isinstance(work, Train):
-                self._take(work.order)
+            self._take(work.order)
             self._now = _InProgress(work, self._slowdown, self.device)
             return
 
     def _take(self, order: TrainOrder) -> None:
         """Load the global model, and set the optimizer's state and the learning rates."""
         load_state(self._model, order.arrays)
-        if order.round and not self._has_first_state:  # undo the steps before the run
-            groups = self._optimizer.state_dict()["param_groups"]
-            state = copy.deepcopy(self._first_state)
-            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self._has_first_state = order.round > 0
         if order.momentum is not None:
             load_momentum(self._model, self._optimizer, order.momentum)
-        elif order.round and order.momentum_policy == "reset":
+        elif order.momentum_policy == "reset":
             self._optimizer.state.clear()
         self.progress = order.progress
         self._set_rates()
@@ -440,16 +431,11 @@ class Session:
         now = self._now
         assert now is not None
         self._check_trained()
-        seconds = now.all_seconds()
-        if isinstance(now.work, Measure):
-            self._has_first_state = False
-            now.work.result.set_result(seconds / max(1, now.steps))
-        else:
-            now.work.result.set_result(self._report(now, now.work.order, seconds))
+        now.result.set_result(self._report(now, now.order, now.all_seconds()))
         self._next_work()
 
     def _report(self, now: "_InProgress", order: TrainOrder, seconds: float) -> TrainReport:
-        is_finite = momentum_is_finite(self._optimizer)
+        is_finite = order.momentum_policy == "reset" or momentum_is_finite(self._optimizer)
         if not is_finite:
             self._optimizer.state.clear()
         averages = order.momentum_policy == "average" and is_finite
@@ -524,39 +510,28 @@ class Session:
 
 
 class _InProgress:
-    """Work in progress: the steps done, and their time without pauses."""
+    """An order in progress: the steps done, and their time without pauses."""
 
-    def __init__(self, work: Train | Measure, slowdown: float, device: torch.device) -> None:
-        self.work = work
-        self.order = work.order if isinstance(work, Train) else None
+    def __init__(self, work: Train, slowdown: float, device: torch.device) -> None:
+        self.order, self.result = work.order, work.result
         self.steps = self.samples = 0
         self.losses: list[Tensor] = []
         self.paused_seconds, self._slowdown, self._device = 0.0, slowdown, device
-        self._is_warm = self.order is not None
         synchronize(device)
         self.started_at, self.began = time.time(), time.perf_counter()
 
     def note(self, samples: int, losses: Tensor | None) -> None:
-        """Count a step; the first one of a measurement only warms up."""
-        if not self._is_warm:
-            synchronize(self._device)
-            self._is_warm, self.paused_seconds, self.began = True, 0.0, time.perf_counter()
-            return
+        """Count a step."""
         self.steps += 1
         self.samples += samples
         if losses is not None:
             self.losses.append(losses.detach().float())
 
     def is_complete(self) -> bool:
-        """Return whether the work has no steps left, or its time is over."""
-        if self.order is None:
-            assert isinstance(self.work, Measure)
-            is_due = self.steps >= _FEWEST_MEASURED and self.steps & (self.steps - 1) == 0
-            return is_due and self._seconds >= self.work.seconds
+        """Return whether the order has no steps left, or its time is over."""
         if self.steps >= self.order.local_steps:
             return True
-        deadline = self.order.deadline_seconds
-        return 0 < deadline <= self._seconds
+        return 0 < self.order.deadline_seconds <= self._seconds
 
     @property
     def _seconds(self) -> float:
@@ -568,3 +543,14 @@ class _InProgress:
         synchronize(self._device)
         throttle(self.began + self.paused_seconds, self._slowdown)
         return time.perf_counter() - self.began - self.paused_seconds
+
+
+def _whole(name: str, value: SupportsIndex, least: int) -> int:
+    """Return an integer, also one of numpy or torch; ValueError if it is none or too small."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"session.{name} = {value!r} must be an integer") from None
+    if number < least:
+        raise ValueError(f"session.{name} = {number} must be at least {least}")
+    return number

@@ -304,6 +304,7 @@ class BiasedLocalSGD(FedAvg):
         self._learn_patience(round, outcomes)
         if self.on_round is not None:
             self.on_round(round_record(round, outcomes, weights))
+        self.connector.note_round(round, outcomes)
         self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
         trained_nothing = not self.planner.samples_trained and self.planner.budget_share() >= 1
         if self._rounds_lost >= MOST_FAILURES or trained_nothing:

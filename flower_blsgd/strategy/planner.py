@@ -18,7 +18,7 @@ from ..algorithm.epoch_plan import (
     round_shape,
     with_new_lists,
 )
-from ..algorithm.local_steps import Participant, StepPolicy, fewest_steps
+from ..algorithm.local_steps import Participant, StepPolicy, SystemAwareSteps, fewest_steps
 from ..algorithm.loss_table import LossTable
 from ..algorithm.randomness import derived_seed
 from ..algorithm.sampling import EpochRequest, SampleList, Sampler
@@ -39,7 +39,11 @@ _LOG = logging.getLogger(__name__)
 _COUNTERS = (
     *("epoch", "rounds_done", "rounds_total", "began"),
     *("samples_planned", "samples_due", "samples_trained", "samples_cut_off"),
+    *("rounds_before", "share_before", "is_provisional"),
 )
+
+_MEASURED_SECONDS = 0.3
+"""Longest computing in a round that measures speeds, unless one step takes longer."""
 
 
 @dataclass(eq=False)
@@ -59,6 +63,11 @@ class Planner:
     - `averaged_momentum`: sent with every order of the next round; for the policy ``"average"``.
     - `resumed_momentum`: sent to each worker, by index, after a resume until an order succeeds; for
       the policy ``"keep"``.
+    - `measures_in_rounds`: whether rounds of training measure unknown speeds, as for scripts.
+    - `measured`: seconds per step by worker index, as far as known, while rounds measure speeds;
+      else None. The rest of the epoch is planned again after each of these rounds.
+    - `is_provisional`: whether the plan is that of such a round.
+    - `rounds_before`, `share_before`: of this epoch, before the plan of its rest.
     - `budget_share`: returns the used share of the budget, 1 or more at its end; called in every
       round.
     """
@@ -84,6 +93,9 @@ class Planner:
         self.samples_trained = self.samples_cut_off = 0
         self.averaged_momentum: ArrayRecord | None = None
         self.resumed_momentum: dict[int, ArrayRecord] = {}
+        self.measured: dict[int, float] | None = None
+        self.measures_in_rounds = self.is_provisional = False
+        self.rounds_before, self.share_before = 0, 0.0
         self.plan: EpochPlan
         self.sampling_stats: SamplingStats
         self.budget_share: Callable[[], float] = lambda: 0.0
@@ -98,7 +110,12 @@ class Planner:
     @property
     def epochs_done(self) -> float:
         """Number of completed epochs, including the completed share of the current one."""
-        return self.epoch and self.epoch - 1 + self.rounds_done / self.plan.rounds
+        return self.epoch and self.epoch - 1 + self._share_done
+
+    @property
+    def _share_done(self) -> float:
+        done, rounds = self.rounds_done - self.rounds_before, self.plan.rounds - self.rounds_before
+        return self.share_before + (1 - self.share_before) * (done / rounds)
 
     def used(self, seconds: float) -> Budget:
         """Return the used part of the budget, given the used seconds."""
@@ -118,7 +135,9 @@ class Planner:
         if self.epoch == 0:
             self.check(active)
         if self.plan_is_due(active):
-            self._plan_next_epoch(server_round, active)
+            self._plan(server_round, active)
+        elif self.is_provisional or self.measured is not None:
+            self._plan(server_round, active, is_rest=True)
         elif self.rounds_done == self.plan.lists_end:
             self._make_new_lists(server_round)
         rate = self.learning_rate.at(
@@ -227,10 +246,28 @@ class Planner:
         `selected` is the number of samples of the epoch; by default all. UsageError if not even one
         step of every worker fits into the data.
         """
+        policy = self.step_policy.with_local_steps(local_steps_fast)
+        participants = self._participants(self.training(workers))
+        if self.measured is not None and self.step_policy.needs_speeds:
+            known = [
+                self.measured.get(worker.index) or worker.profile.seconds_per_step
+                for worker in self.training(workers)
+            ]
+            fastest = min(filter(None, known), default=_MEASURED_SECONDS)
+            most = min(local_steps_fast, max(1, round(_MEASURED_SECONDS / fastest)))
+            policy = SystemAwareSteps(most, shrink_slow_batch=False)
+            participants = [  # a worker with an unknown speed takes one step
+                replace(
+                    p,
+                    speed_ratio=s and fastest / s,
+                    given_steps=p.given_steps or (None if s else 1),
+                )
+                for p, s in zip(participants, known, strict=True)
+            ]
         try:
             return round_shape(
-                self.step_policy.with_local_steps(local_steps_fast),
-                self._participants(self.training(workers)),
+                policy,
+                participants,
                 len(self.table),
                 self.mode,
                 local_steps_fast,
@@ -299,12 +336,16 @@ class Planner:
 
     def load_state_dict(self, state: Mapping[str, Any], workers: Sequence[Worker]) -> None:
         """Restore the state, given the registry's workers; ValueError if it does not fit."""
-        if state["counters"].keys() != set(_COUNTERS):
+        counters = dict.fromkeys(_COUNTERS[-3:], 0) | state["counters"]  # 0.1.0 has not all
+        if counters.keys() != set(_COUNTERS):
             raise ValueError("its counters belong to another version")
         self.table.load_state_dict(state["table"])
-        for name, value in state["counters"].items():
+        for name, value in counters.items():
             setattr(self, name, value)
-        self.take_steps(state["local-steps-fast"])
+        if self.is_provisional:  # the rounds that measure begin again
+            self.measured = {}
+        else:
+            self.take_steps(state["local-steps-fast"])
         self.sampling_stats = SamplingStats(**{n: v.item() for n, v in state["stats"].items()})
         self.workers = [workers[index] for index in state["planned-for"]]
         averaged, plan = state["averaged-momentum"], state["plan"]
@@ -316,12 +357,16 @@ class Planner:
         position = plan["epoch"], plan["rounds"], RoundShape(**shape)
         self.plan = EpochPlan(*position, lists, plan["weights"], plan["first-round"])
 
-    def _plan_next_epoch(self, server_round: int, workers: Sequence[Worker]) -> None:
+    def _plan(self, server_round: int, workers: Sequence[Worker], is_rest: bool = False) -> None:
+        """Plan the next epoch, or the rest of the current one."""
         _refuse_nobody(self.training(workers))
         workers = self._those_that_fit(workers)
         training = self.training(workers)
         participants = self._participants(training)
-        epoch, share = self.epoch + 1, self.budget_share()
+        epoch, share = self.epoch + (not is_rest), self.budget_share()
+        before = (self.rounds_done, self._share_done) if is_rest else (0, 0.0)
+        if is_rest:
+            self.samples_planned = self.samples_planned_so_far
         selected = None
         rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
         if self.selection is not None:
@@ -330,7 +375,8 @@ class Planner:
             selected = checked_selected(self.selection, chosen, self.num_samples)
         size = self.num_samples if selected is None else len(selected.indices)
         same_workers = self.epoch_ended and training == self.workers
-        self.samples_due += size
+        if not is_rest:
+            self.samples_due += size
         plan = self.plan = plan_epoch(
             seed=self.seed,
             epoch=epoch,
@@ -342,16 +388,18 @@ class Planner:
             samples_due=self.samples_due,
             selected=selected,
             last=self.plan if same_workers else None,
+            rounds_before=before[0],
         )
-        if not plan.first_round:  # new lists; now, because the epoch changes the losses
+        if plan.first_round == before[0]:  # new lists; now, because the epoch changes the losses
             self.sampling_stats = sampling_stats(
                 plan, participants, self.table, server_round - 1, rounds_per_epoch
             )
         self.began = self.began or len(training)
-        self.epoch += 1
-        self.samples_planned += plan.num_planned
-        self.rounds_done = 0
+        self.epoch, self.rounds_done = epoch, before[0]
+        self.rounds_before, self.share_before = before
+        self.samples_planned += plan.num_planned - before[0] * sum(plan.shape.samples_per_round)
         self.workers = training
+        self.is_provisional = self.measured is not None
 
     def _those_that_fit(self, workers: Sequence[Worker]) -> Sequence[Worker]:
         """Leave out workers that joined late if one step of all does not fit into the data."""

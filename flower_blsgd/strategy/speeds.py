@@ -29,7 +29,7 @@ from .averaging import Averaging
 from .messages import Address, answer_of, node_messages, read_answer, replies_to
 from .patience import MULTIPLE_OF_START
 from .planner import Planner
-from .round import Round
+from .round import Outcome, Round
 from .workers import UNKNOWN_NODE, Worker, WorkerRegistry
 
 _LOG = logging.getLogger(__name__)
@@ -49,6 +49,11 @@ _RETURN_SECONDS = 60.0
 
 _FIRST_ROUND_SECONDS = 3600.0
 _MEASURED_SECONDS = 3.0
+
+_WARM_UP_ROUNDS, _FEWEST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 2, 3, 10, 0.75
+"""Rounds of training that measure the speeds of scripts: first one with a single step of each,
+which may compile, and one by its times; then as many as compute for long enough.
+"""
 
 
 @dataclass(eq=False)
@@ -70,6 +75,8 @@ class Connector:
     def __post_init__(self) -> None:
         self.steps_chosen = ""
         self._speeds_are_due = False
+        self._rounds: list[tuple[float, float]] = []
+        self._overhead_seconds: float | None = None
         self._queried_nodes: set[int] = set()
 
     def refresh(self, grid: Grid) -> None:
@@ -164,6 +171,10 @@ class Connector:
         """
         planner, workers = self.planner, self.registry.active
         training = planner.training(workers)
+        overhead_seconds = overhead_seconds or self._overhead_seconds
+        if planner.measures_in_rounds and not overhead_seconds:
+            planner.measured = planner.measured or {}
+            return
         if not overhead_seconds and any(worker.speed_ratio for worker in workers):
             shape = planner.check(workers)
             averaging = replace(averaging, outer_optimizer=None)
@@ -197,6 +208,38 @@ class Connector:
         chosen = f"local-steps-fast = auto: {planner.local_steps_fast}"
         self.steps_chosen = f"{chosen}; a round takes {taken}{share}"
         _PROGRESS.info(self.steps_chosen)
+
+    def note_round(self, round: Round, outcomes: Sequence[Outcome]) -> None:
+        """Record the times of a round of training that measures speeds, after averaging.
+
+        After the last one, the speeds and the overhead of a round are known.
+        """
+        planner, longest = self.planner, 0.0
+        if planner.measured is None:
+            return
+        for worker, report in ((o.worker, o.report) for o in outcomes if o.load):
+            if report and report.compute_seconds:
+                size = worker.own_batch(planner.batch_size)
+                newest = report.compute_seconds * size / report.num_examples
+                if len(self._rounds) > _WARM_UP_ROUNDS:  # disturbances only lengthen a round
+                    newest = min(newest, planner.measured.get(worker.index, newest))
+                planner.measured[worker.index] = newest
+                longest = max(longest, report.compute_seconds)
+        self._rounds.append((longest, max(1e-6, round.seconds - longest)))
+        computing, overheads = zip(*self._rounds, strict=True)
+        is_enough = sum(computing[_WARM_UP_ROUNDS:]) >= _ENOUGH_SECONDS
+        if len(computing) < _WARM_UP_ROUNDS + (_FEWEST_ROUNDS if is_enough else _MOST_ROUNDS):
+            return
+        for worker in planner.training(self.registry.active):
+            worker.forget_times()  # of the first steps
+            if not worker.profile.seconds_per_step and worker.index in planner.measured:
+                seconds = planner.measured[worker.index]
+                worker.profile = replace(worker.profile, seconds_per_step=seconds)
+                worker.measured = True
+        self._overhead_seconds = sorted(overheads)[len(overheads) // 4]
+        self._rounds, planner.measured = [], None
+        self.registry.assign_tiers()
+        planner.check(planner.workers)
 
     def _query(self, grid: Grid, nodes: Sequence[int]) -> list[Worker]:
         """Query nodes, register new workers, and readmit excluded workers that answer.
@@ -243,9 +286,19 @@ class Connector:
         by_speed = self.planner.step_policy.needs_speeds
         needed = any(not w.profile.tier or (by_speed and not w.profile.steps) for w in known)
         due, self._speeds_are_due = self._speeds_are_due, False
-        if not due or not (needed or self.clock == "device"):
+        in_rounds = self.planner.measures_in_rounds  # also of a worker that failed until now
+        if not (due or in_rounds) or not (needed or self.clock == "device"):
             return
         unknown = [w for w in known if not w.profile.seconds_per_step]
+        if in_rounds and self.planner.training(unknown):
+            self.planner.measured = self.planner.measured or {}
+            if self.clock == "device" and not self.planner.epoch:
+                raise UsageError(
+                    'clock = "device" needs the speed of each worker alone, but scripts are '
+                    "measured while all train; give every worker seconds-per-step="
+                )
+        if in_rounds:
+            return
         if self.clock == "wall":  # workers measured before compute, too, as in a round
             groups = [[*unknown, *(w for w in registry.active if w.measured)]] if unknown else []
         else:

@@ -46,6 +46,7 @@ def main(features: set[str]) -> None:
         assert os.waitpid(child, 0)[1] == 0
     parts = 2 if "accumulate" in features else 1
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.999**step)
     session = flower_blsgd.join(net, optimizer)
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in features)
     inputs, targets = data()
@@ -53,6 +54,7 @@ def main(features: set[str]) -> None:
     sampler = session.sampler(dataset)
     loader = DataLoader(dataset, session.batch_size // parts, sampler=sampler)
     samples = 0
+    best, best_round, steps = 0.0, -1, 0
     for number, (batch, labels) in enumerate(loader, 1):
         loss = nn.functional.cross_entropy(net(batch), labels)
         scaler.scale(loss / parts).backward()
@@ -68,14 +70,22 @@ def main(features: set[str]) -> None:
         optimizer.zero_grad()
         if "gloo" in features:
             torch.distributed.all_reduce(loss.detach())
+        order = session.order
         session.step(samples=samples)
         samples = 0
+        schedule.step()
+        steps += 1
+        if session.order is not order:  # the model is the averaged one
+            accuracy = (net(inputs).argmax(1) == targets).float().mean().item()
+            if accuracy > best:
+                best, best_round = accuracy, order.round if order else 0
         if session.done:
             break
     if "gloo" in features:
         torch.distributed.destroy_process_group()
     accuracy = (net(inputs).argmax(1) == targets).float().mean().item()
     print(f"rank {session.rank}: accuracy {accuracy:.4f}", flush=True)
+    print(f"rank {session.rank}: steps {steps}, best {best:.4f} after round {best_round}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def test_each_script_sees_its_own_card_only(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(SCRIPT)
     log = tmp_path / "log"
     log.mkdir()
-    options = ["--workers", "2x cuda:0-1 steps=2", "--rounds", "3", "-s", "out=out"]
+    options = ["--workers", "2x cuda:0-1 steps=2", "--rounds", "14", "-s", "out=out"]
     done = subprocess.run(
         [sys.executable, "-m", "flower_blsgd", "launch", *options, "own.py"],
         cwd=tmp_path,
@@ -41,7 +41,7 @@ def test_each_script_sees_its_own_card_only(tmp_path: Path) -> None:
         timeout=250,
     )
     assert "0 cuda:0 1 1" in done.stdout
-    assert "cuda:1" in done.stdout  # in the lines of the run
+    assert "cuda:1" in done.stdout  # in the lines of the run, after those that measure
     assert (tmp_path / "out" / "worker-1.log").read_text() == "1 cuda:0 1 0\n"
     used = [{card for card, peak in p.peak_bytes.items() if peak} for p in process_logs(log)]
     assert sorted(used, key=sorted) == [set(), {0}, {1}]  # the server's process uses no card

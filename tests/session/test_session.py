@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import EvaluateOrder, TrainOrder, TrainReport
-from flower_blsgd.session import session as module
-from flower_blsgd.session.exchange import HERE, End, Evaluate, Exchange, Measure, Train
+from flower_blsgd.session.exchange import HERE, End, Evaluate, Exchange, Train
 from flower_blsgd.session.session import Session, join
 from flower_blsgd.worker.model_io import state_record
 
@@ -218,6 +216,27 @@ def test_sampler_by_loss_follows_the_orders_and_losses_are_reported() -> None:
     script.finish()
 
 
+def test_losses_belong_to_the_samples_of_the_order_also_after_a_deadline() -> None:
+    """The deadline ends the first order after one of two steps; the rest of it is not drawn."""
+
+    def main() -> None:
+        model = model_of()
+        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        sampler = session.sampler(range(NUM_SAMPLES), by_loss=True)
+        loader = DataLoader(list(range(NUM_SAMPLES)), batch_size=BATCH, sampler=sampler)  # type: ignore[arg-type]
+        while not session.done:
+            for batch in loader:
+                session.step(samples=len(batch), losses=batch.float())
+
+    script = Script(main)
+    first = script.train(order_of(1, stream_stride=0, deadline_seconds=1e-9))
+    indices = np.arange(8, dtype=np.int32) + 10
+    second = script.train(order_of(2, indices=indices, stream_stride=0))
+    script.finish()
+    assert (first.completed_steps, first.losses.tolist()) == (1, [0, 1, 2, 3])
+    assert second.losses.tolist() == indices.tolist()
+
+
 def test_uniform_sampler_is_refused_if_the_run_chooses_by_loss() -> None:
     def main() -> None:
         model = model_of()
@@ -244,14 +263,10 @@ def test_optimizer_keeps_its_state_but_not_that_of_steps_before_the_run() -> Non
             session.step(samples=BATCH)
 
     script = Script(main)
-    script.exchange.do(Measure(0.0))
-    script.train(order_of(0, steps=2))  # a measured round
-    before = len(states)
     script.train(order_of(1, steps=2))
     script.train(order_of(2, steps=1))
     script.finish()
-    assert before >= 6
-    assert states[before : before + 3] == [1.0, 1.5, 1.75]
+    assert states[:4] == [1.0, 1.0, 1.5, 1.75]  # the first step is before the run
 
 
 def test_numbers_in_the_optimizers_state_travel_and_return() -> None:
@@ -283,27 +298,48 @@ def test_numbers_in_the_optimizers_state_travel_and_return() -> None:
     assert states[-1] == {"calls": 4, "mean": 1.875}
 
 
-def test_a_measurement_waits_for_the_device_at_steps_4_8_and_16_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """1 s a step of a made-up clock; 10 s are over after 16. The first two calls only warm up."""
-    calls, waits = 0, list[int]()
+@pytest.mark.parametrize("policy", ["keep", "average", "reset"])
+def test_momentum_that_is_not_finite_is_removed_and_reported(policy: str) -> None:
+    kept: list[int] = []
 
     def main() -> None:
-        nonlocal calls
         model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        session = join(model, optimizer)
+        session.average()
         while not session.done:
-            calls += 1
+            kept.append(len(optimizer.state))
+            model.weight.grad = torch.full_like(model.weight, 1e25)  # its square overflows
+            optimizer.step()
             session.step(samples=BATCH)
 
-    clock = SimpleNamespace(perf_counter=lambda: float(calls), time=time.time)
-    monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(module, "synchronize", lambda device: waits.append(calls))
     script = Script(main)
-    seconds, waited = script.exchange.do(Measure(10.0)), [*waits]
+    reports = [script.train(order_of(n, 1, momentum_policy=policy)) for n in (1, 2)]
     script.finish()
-    assert (seconds, waited) == (1.0, [1, 2, 2 + 4, 2 + 8, 2 + 16, 2 + 16])
+    was_reported = int(policy != "reset")  # which keeps nothing
+    assert [report.momentum_zeroed for report in reports] == [was_reported] * 2
+    assert [report.momentum for report in reports] == [None] * 2
+    assert kept == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "whole", [np.int64, np.uint8, np.array, torch.tensor, lambda n: torch.tensor([n])]
+)
+def test_integers_of_numpy_and_torch_are_integers(whole: Callable[[int], int]) -> None:
+    def main() -> None:
+        model = model_of()
+        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session.evaluate(lambda given: {"accuracy": 1.0}, every=whole(50))
+        session.wait_for_first_order(whole(BATCH))
+        while not session.done:
+            session.step(samples=whole(BATCH), losses=torch.ones(BATCH))
+
+    script = Script(main)
+    report = script.train(order_of(steps=2))
+    info = script.exchange.joined.result().info
+    script.finish()
+    found = report.samples, info.evaluate_every, info.batch_size
+    assert (found, {type(number) for number in found}) == ((2 * BATCH, 50, BATCH), {int})
 
 
 def test_a_paused_block_does_not_count_as_computing() -> None:
@@ -483,12 +519,17 @@ def test_what_a_session_refuses() -> None:
     assert "join was called twice" in refusal(join, model, torch.optim.SGD(model.parameters()))
     with pytest.raises(ValueError, match="samples = 0"):
         session.step(samples=0)
+    for number in (4.0, "4", None, torch.tensor(4.0)):
+        with pytest.raises(ValueError, match=r"samples = .* must be an integer"):
+            session.step(samples=number)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"shape \(2,\), not \(4,\)"):
         session.step(samples=4, losses=torch.zeros(2))
     with pytest.raises(ValueError, match="empty"):
         session.sampler([])
     with pytest.raises(ValueError, match="mode"):
         session.evaluate(lambda given: {}, mode="up")
+    with pytest.raises(ValueError, match=r"evaluate: every = 10000\.0 must be an integer"):
+        session.evaluate(lambda given: {}, every=1e4)  # type: ignore[arg-type]
 
 
 def frozen_meanwhile(model: nn.Module, session: Session) -> None:

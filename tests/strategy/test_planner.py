@@ -17,6 +17,7 @@ from flower_blsgd.algorithm.sampling import (
     SampleList,
     SeparatedSampler,
     UniformSampler,
+    permutation_stream,
 )
 from flower_blsgd.algorithm.selection import (
     InfoBatch,
@@ -266,6 +267,52 @@ def test_epoch_with_other_workers_or_steps_begins_with_new_lists() -> None:
     planner.step_policy = SystemAwareSteps(1, 1)
     play(planner, 9, three())
     assert (planner.epoch, planner.plan.first_round) == (4, 0)
+
+
+# --- rounds that measure speeds
+
+
+@pytest.mark.parametrize("mode", ["samples", "table"])
+@pytest.mark.parametrize("seed", range(6))
+def test_epochs_have_their_samples_and_progress_never_decreases_with_rounds_that_measure(
+    seed: int, mode: str
+) -> None:
+    draw = np.random.default_rng(seed)
+    num_samples, steps = int(draw.integers(4, 400)), int(draw.integers(1, 20))
+    planner = planner_of(
+        num_samples, step_policy=SystemAwareSteps(steps), sampler=UniformSampler(), mode=mode
+    )
+    workers = workers_of(unnamed_profile(0, 0.0), unnamed_profile(1, 0.0))
+    planner.measured, done, largest, drawn = {}, [0.0], 0, []
+    for server_round in range(1, 80):
+        if server_round == 6:
+            planner.measured = None
+        orders = play(planner, server_round, workers)
+        if planner.measured is not None:
+            seconds = (0.01 * draw.random(2)).tolist()
+            planner.measured = dict(enumerate(seconds))
+        drawn += [order.indices for order in orders]
+        done.append(planner.epochs_done)
+        assert planner.samples_planned_so_far == planner.samples_trained
+        assert planner.epochs_done <= planner.epoch
+        assert planner.epoch_ended == (planner.epochs_done == planner.epoch)
+        if planner.epoch_ended and mode == "samples":
+            largest = max(largest, sum(planner.plan.shape.samples_per_round))
+            assert abs(planner.epoch * num_samples - planner.samples_planned) < largest
+    assert done == sorted(done)
+    found = np.concatenate(drawn)
+    assert found.tolist() == permutation_stream(3, num_samples, 0, len(found)).tolist()
+
+
+def test_rest_of_an_epoch_has_other_samples_than_its_first_rounds() -> None:
+    """For samplers that draw anew, with the same seed, when the rest of the epoch is planned."""
+    planner = planner_of(240, sampler=SeparatedSampler(0.0))
+    planner.measured = {}
+    given = []
+    for server_round in range(1, 5):
+        given.append(play(planner, server_round, workers_of())[0].indices)
+    assert len(np.unique(np.concatenate(given))) > len(given[0])
+    assert len({tuple(indices[:2]) for indices in given}) == 4
 
 
 # --- workers leave and join

@@ -5,14 +5,18 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import SystemAwareSteps
-from flower_blsgd.algorithm.sampling import UniformSampler
+from flower_blsgd.algorithm.sampling import UniformSampler, permutation_stream
+from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.strategy import round as rounds
 from flower_blsgd.strategy import speeds as module
+from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.strategy.speeds import Connector, assume_speeds
 
 from ..in_process_grid import (
@@ -207,6 +211,160 @@ def test_local_steps_auto_without_any_speed_are_the_usual_ones() -> None:
         BiasedLocalSGD(200, 2, "auto").fit(Batches(*nodes), toy_arrays(), epochs=1)
     assert [len(node.orders) for node in nodes] == [1, 1]
     assert [node.orders[0].local_steps for node in nodes] == [32, 32]
+
+
+# --- scripts: rounds of training measure
+
+
+def scripts(
+    monkeypatch: pytest.MonkeyPatch, *nodes: Any, overhead: float = 0.002, **changes: Any
+) -> tuple[Costly, BiasedLocalSGD]:
+    """Return workers that are scripts and their strategy, and let `overhead` be that of a round."""
+    grid = Costly(monkeypatch, overhead, *nodes)
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: grid.now, time=float))
+    arguments = {"local_steps": "auto", "sampler": UniformSampler(), "momentum_buffers": "keep"}
+    strategy = BiasedLocalSGD(**{"num_samples": 2000, "batch_size": 2, **arguments, **changes})
+    strategy.planner.measures_in_rounds = True
+    return grid, strategy
+
+
+def steps_of(*nodes: ToyWorker) -> list[tuple[int, ...]]:
+    """Return the steps of the nodes' orders, by round."""
+    return list(zip(*([order.local_steps for order in node.orders] for node in nodes), strict=True))
+
+
+def test_scripts_are_measured_by_rounds_of_training_whose_work_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step to warm up, then 0.3 s a round: 30 and 10 steps, of which three rounds suffice.
+
+    These are 4 + 4 x 80 samples. A round takes 0.2 steps in addition to computing: 4 % of 4.8, so 3
+    steps, with which nobody waits, are doubled. Of epoch 1 there are 676 / 16 = 42 rounds left, and
+    epoch 2 has (2000 - 996) / 16 = 62.
+    """
+    nodes = InRounds(unnamed_profile(0), 0.01), InRounds(unnamed_profile(1), 0.03)
+    grid, strategy = scripts(monkeypatch, *nodes, num_samples=1000)
+    planner, records, progress = strategy.planner, list[RoundRecord](), list[float]()
+
+    def note(record: RoundRecord) -> None:
+        records.append(record)
+        progress.append(planner.epochs_done)
+
+    with captured_log() as log:
+        strategy.fit(grid, toy_arrays(), epochs=2, on_round=note)
+    assert steps_of(*nodes) == [(1, 1)] + [(30, 10)] * 4 + [(6, 2)] * (42 + 62)
+    assert strategy.connector.steps_chosen.startswith(
+        "local-steps-fast = auto: 6; a round takes 0.0"
+    )
+    assert [worker.speed for worker in strategy.registry.workers] == [
+        "0.01 s a step measured, gamma 1.00",
+        "0.03 s a step measured, gamma 0.33",
+    ]
+    assert [node.measured for node in nodes] == [0, 0]  # nothing before the first round
+    assert not log.warnings
+    # Every order is of the next samples of the stream, and trains.
+    drawn = np.concatenate(
+        [order.indices for pair in zip(*(n.orders for n in nodes), strict=True) for order in pair]
+    )
+    assert drawn.tolist() == permutation_stream(0, 1000, 0, len(drawn)).tolist()
+    starts = [(order.stream_start, order.stream_stride) for order in nodes[1].orders[:6]]
+    assert starts == [(2, 4), *((4 + 80 * i + 60, 80) for i in range(4)), (324 + 12, 16)]
+    assert {order.learning_rate for node in nodes for order in node.orders} == {0.1}
+    samples = planner.samples_planned, planner.samples_trained, planner.samples_cut_off
+    assert samples == (1988, 1988, 0)
+    positions = [(r.epoch, r.round_in_epoch, r.rounds_in_epoch) for r in records]
+    assert positions[:5] == [(1, 1, 250), *((1, 2 + i, 13) for i in range(4))]
+    assert positions[5:7] == [(1, 6, 47), (1, 7, 47)]
+    assert positions[46:48] == [(1, 47, 47), (2, 1, 62)]
+    assert progress == sorted(progress)
+    assert (progress[46], progress[-1]) == (1, 2)
+
+
+def test_scripts_that_fail_or_join_late_or_are_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = InRounds(unnamed_profile(0), 0.01), InRounds(unnamed_profile(1), 0.04)
+    grid, strategy = scripts(monkeypatch, *nodes, local_steps=8)
+    arrays = toy_arrays()
+
+    def play(strategy: BiasedLocalSGD, first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            messages = list(strategy.configure_train(number, arrays, ConfigRecord(), grid))
+            strategy.aggregate_train(number, grid.send_and_receive(messages))
+
+    play(strategy, 1, 3)  # of at most 8 steps
+    assert steps_of(*nodes) == [(1, 1), (8, 2), (8, 2)]
+    _, resumed = scripts(monkeypatch, *nodes, local_steps=8)
+    resumed.load_state_dict(strategy.state_dict())
+    play(resumed, 4, 5)
+    assert steps_of(*nodes)[3:] == [(1, 1), (8, 2)]  # the measurement begins again
+    grid.fail_at(1, 6, "raises")
+    with captured_log():
+        play(resumed, 6, 7)
+    assert [node.orders[-1].local_steps for node in nodes] == [8, 2]
+    assert resumed.planner.measured is not None  # rounds of 0.08 s: ten are measured
+    play(resumed, 8, 15)
+    planner = resumed.planner
+    assert planner.measured is None
+    while not planner.epoch_ended:
+        play(resumed, planner.rounds_total + 1, planner.rounds_total + 1)
+    assert (planner.epoch, 0 <= 2000 - planner.samples_planned_so_far < 20) == (1, True)
+    late = InRounds(unnamed_profile(2), 0.02)
+    grid.connect(99, late)
+    with captured_log():
+        first = planner.rounds_total + 1
+        play(resumed, first, first + 14)
+    assert steps_of(late) == [(1,)] + [(4,)] * 14
+    assert [node.orders[-1].local_steps for node in nodes] == [8, 2]
+    assert planner.measured is None
+    assert [worker.speed_ratio for worker in resumed.registry.workers] == [1.0, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("profiles", "changes", "steps"),
+    [
+        # known, or not needed: no round measures
+        ([fast_profile(0, seconds_per_step=1.0), slow_profile(1, seconds_per_step=2.0)],
+         {"local_steps": 4}, (4, 2)),
+        ([fast_profile(0), slow_profile(1)], {"local_steps": 4, "local_steps_slow": 3}, (4, 3)),
+        ([fast_profile(0, steps=5), slow_profile(1, steps=3)], {"local_steps": 4}, (5, 3)),
+        # measured for the tiers only
+        ([unnamed_profile(0), slow_profile(1)], {"local_steps": 5, "local_steps_slow": 3}, (5, 3)),
+        ([unnamed_profile(0, steps=6), unnamed_profile(1, steps=7)], {"local_steps": 4}, (6, 7)),
+        # the overhead is not known
+        ([fast_profile(0, seconds_per_step=0.1), slow_profile(1, seconds_per_step=0.15)],
+         {"local_steps": "auto"}, (3, 2)),
+        # of one worker only
+        ([fast_profile(0, seconds_per_step=0.1), slow_profile(1)], {"local_steps": 4}, (3, 1)),
+    ],
+)  # fmt: skip
+def test_given_speeds_of_scripts_are_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+    profiles: Sequence[WorkerProfile],
+    changes: dict[str, Any],
+    steps: tuple[int, int],
+) -> None:
+    nodes = [InRounds(profile, 0.1) for profile in profiles]
+    grid, strategy = scripts(monkeypatch, *nodes, **changes)
+    messages = strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid)
+    assert tuple(TrainOrder.from_message(message).local_steps for message in messages) == steps
+    unnamed = any(not profile.tier for profile in profiles)
+    assert strategy.planner.is_provisional == (unnamed or steps in ((3, 2), (3, 1)))
+
+
+def test_scripts_without_a_step_count_as_the_fastest_and_one_clock_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = InRounds(fast_profile(0), 0.5), InRounds(unnamed_profile(1), 0.5)
+    nodes[1].steps = 0
+    grid, strategy = scripts(monkeypatch, *nodes, local_steps=4)
+    with captured_log():
+        strategy.fit(grid, toy_arrays(), rounds=6)
+    assert steps_of(*nodes) == [(1, 1)] * 5 + [(4, 4)]
+    assert [worker.measured for worker in strategy.registry.workers] == [True, False]
+    grid, strategy = scripts(monkeypatch, *nodes, clock="device")
+    with pytest.raises(
+        UsageError, match=r'clock = "device" needs .* give every worker seconds-per'
+    ):
+        strategy.prepare(grid, toy_arrays())
 
 
 # --- speeds that cannot be measured
