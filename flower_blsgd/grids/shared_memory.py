@@ -24,7 +24,7 @@ import tempfile
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from multiprocessing.connection import Connection
@@ -36,11 +36,11 @@ import cloudpickle
 import numpy as np
 from flwr.app import ArrayRecord
 
-from ..errors import UsageError
 from .array_records import (
     ALIGNMENT,
     AnyArray,
     ArrayView,
+    Kind,
     Layout,
     NewMemory,
     PrivateArray,
@@ -265,10 +265,14 @@ def _place_arrays(record: ArrayRecord, pool: BufferPool) -> _Placed | None:
     layout = Layout.of((name, array.dtype, elements.shape) for (name, array), elements in pairs)
     if len(plain) < len(arrays) or layout.num_bytes < _INLINE_BYTES:
         return None
-    memory = pool.new_memory(layout)
-    for (_, _, dtype, shape, offset), elements in zip(layout.places, plain, strict=True):
+    return layout, _filled(pool.new_memory(layout), layout, plain)
+
+
+def _filled(memory: BlockMemory, layout: Layout, arrays: Iterable[AnyArray]) -> BlockMemory:
+    """Copy arrays into the memory of their layout, and return it."""
+    for (*_, dtype, shape, offset), elements in zip(layout.places, arrays, strict=True):
         np.ndarray(shape, dtype, memory, offset)[...] = elements
-    return layout, memory
+    return memory
 
 
 def ship(content: object, pool: BufferPool) -> Payload:
@@ -284,12 +288,17 @@ def ship(content: object, pool: BufferPool) -> Payload:
 
     UsageError if there is not enough memory; any exception of cloudpickle, as for an open file.
     """
-    pickler = _ByValue(pool)
+    pickler = _ByValue()
     body, variables = pickler.dumps(content), dict[str, dict[str, bytes]]()
     while name := next((name for name in pickler.modules if name not in variables), ""):
         variables[name] = dict(_variables(sys.modules[name], pickler))
-    shipped = _Shipped((_torch_settings(), variables, body))
-    return Payload(pickle.dumps(shipped, pickle.HIGHEST_PROTOCOL), pickler.memories)
+    # In one block: each one needs open files.
+    arrays = [array for _, array, _ in pickler.arrays.values()]
+    layout = Layout.of((f"{i}", a.dtype.str, a.shape) for i, a in enumerate(arrays))
+    memory = _filled(pool.new_memory(layout), layout, arrays)
+    shipped = _Shipped((_torch_settings(), variables, body, memory.block.number, layout.kinds))
+    content = pickle.dumps(shipped, pickle.HIGHEST_PROTOCOL)
+    return Payload(content, {memory.block.number: memory})
 
 
 class _Shipped(tuple[Any, ...]):
@@ -322,14 +331,14 @@ def _set_flag(flag: str, value: object) -> None:
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """Puts large arrays into a pool, and notes the user's modules that an object refers to."""
+    """Leaves large arrays out, and notes them and the user's modules that objects refer to."""
 
-    def __init__(self, pool: BufferPool | None = None) -> None:
-        self._buffer, self._pool = io.BytesIO(), pool
+    def __init__(self) -> None:
+        self._buffer = io.BytesIO()
         super().__init__(self._buffer)
-        self.memories: dict[int, BlockMemory] = {}
         self.modules: dict[str, None] = {}
-        self._placed: dict[int, tuple[object, BlockMemory]] = {}
+        self.arrays: dict[int, tuple[int, AnyArray, object]] = {}
+        """Large arrays by the id of their object: index, array and the object itself."""
 
     def dumps(self, content: object) -> bytes:
         """Return the pickled object."""
@@ -340,7 +349,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         return self._buffer.getvalue()
 
     def reducer_override(self, content: Any) -> Any:
-        """Put large tensors and arrays into shared memory, and leave the rest to cloudpickle."""
+        """Leave large tensors and arrays out, and the rest to cloudpickle."""
         if content is os.environ:  # each process has its own
             return getattr, (os, "environ")
         self.modules |= dict.fromkeys(_users_modules(content))
@@ -348,14 +357,8 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         array = content if is_array else _elements_of_tensor(content)
         if array is None or array.nbytes < _INLINE_TENSOR_BYTES or not is_plain(array.dtype):
             return super().reducer_override(content)
-        if id(content) not in self._placed:
-            assert self._pool is not None, "only compared"
-            memory = self._pool.new_memory(Layout.of([("", array.dtype.str, array.shape)]))
-            np.ndarray(array.shape, array.dtype, memory)[...] = array
-            self.memories[memory.block.number] = memory
-            self._placed[id(content)] = content, memory  # which keeps the id in use
-        number = self._placed[id(content)][1].block.number
-        return _tensor_at, (number, array.dtype.str, array.shape, not is_array)
+        new = len(self.arrays), array, content
+        return _array_at, (self.arrays.setdefault(id(content), new)[0], not is_array)
 
 
 def _users_modules(content: Any) -> Iterator[str]:
@@ -394,8 +397,6 @@ def _variables(module: types.ModuleType, pickler: _ByValue) -> Iterator[tuple[st
                 owners.append((f"{prefix}{name}.", value))
             try:
                 yield prefix + name, pickler.dumps(value)
-            except UsageError:  # too little memory
-                raise
             except Exception:  # a lock or an open file
                 continue
 
@@ -503,17 +504,13 @@ def _record_at(channel: Channel, number: int, kinds: bytes) -> ArrayRecord:
     return flat_record(_unpickled(kinds), memory, channel.new_memory, kind)
 
 
-def _tensor_at(
-    channel: Channel, number: int, dtype: str, shape: tuple[int, ...], is_torch: bool
-) -> Any:
-    """Return the shipped tensor or array in a block of the other end."""
-    memory = channel.attached[number].copy_on_write().memory()
-    array: AnyArray = np.ndarray(shape, dtype, memory)
+def _array_at(arrays: Sequence[AnyArray], index: int, is_torch: bool) -> Any:
+    """Return a shipped tensor or array."""
     if not is_torch:
-        return array
+        return arrays[index]
     import torch
 
-    return torch.from_numpy(array)
+    return torch.from_numpy(arrays[index])
 
 
 def _shipped(
@@ -521,11 +518,17 @@ def _shipped(
     settings: Sequence[Callable[[], object]],
     variables: Mapping[str, Mapping[str, bytes]],
     body: bytes,
+    number: int,
+    kinds: Sequence[Kind],
 ) -> Any:
     """Return the content that `ship` packed, and take over the state of its process."""
     for setting in settings:
         setting()
-    content = _Unpickler(io.BytesIO(body), channel).load()
+    memory = channel.attached[number].copy_on_write().memory()
+    arrays = [
+        np.ndarray(shape, dtype, memory, at) for *_, dtype, shape, at in Layout.of(kinds).places
+    ]
+    content = _Unpickler(io.BytesIO(body), arrays).load()
     for name in variables:
         importlib.import_module(name)
     for name, path, pickled in ((n, *item) for n, new in variables.items() for item in new.items()):
@@ -533,7 +536,7 @@ def _shipped(
         try:
             owner = reduce(getattr, owners, sys.modules[name])
             if attribute not in vars(owner) or not _same(vars(owner)[attribute], pickled):
-                setattr(owner, attribute, _Unpickler(io.BytesIO(pickled), channel).load())
+                setattr(owner, attribute, _Unpickler(io.BytesIO(pickled), arrays).load())
         except Exception as error:
             reason = f"{name}.{path} of the program cannot be set in a worker"
             raise ImportError(f"{reason}: {type(error).__name__}: {error}") from error
@@ -543,23 +546,23 @@ def _shipped(
 def _same(value: object, pickled: bytes) -> bool:
     """Return whether a value is pickled like this, apart from cloudpickle's random ids."""
     try:
-        own = _ByValue().dumps(value)
-    except Exception:  # a large array, or a lock
+        own = (pickler := _ByValue()).dumps(value)
+    except Exception:  # a lock
         return False
-    return len({own, pickled}) == 1 or len({_ID.sub(b"", x) for x in (own, pickled)}) == 1
+    return not pickler.arrays and _ID.sub(b"", own) == _ID.sub(b"", pickled)
 
 
 _ID = re.compile(rb"[0-9a-f]{32}")
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, content: io.BytesIO, channel: Channel) -> None:
+    def __init__(self, content: io.BytesIO, source: Channel | Sequence[AnyArray]) -> None:
         super().__init__(content)
-        self._channel = channel
+        self._source = source
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the named global; functions that find arrays get the channel."""
+        """Return the named global; functions that find arrays get their source."""
         found = super().find_class(module, name)
-        placed = found in (_record_at, _shipped, _tensor_at)
+        placed = found in (_record_at, _shipped, _array_at)
         # Not a bound method: the unpickler would keep itself and the records alive.
-        return partial(found, self._channel) if placed else found
+        return partial(found, self._source) if placed else found

@@ -19,8 +19,8 @@ from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.shared_memory import BufferPool, Payload, _torch_settings, ship
 from flower_blsgd.grids.worker_spec import WorkerSpec
 
-from .channels import bytes_of, mapped_sizes, two_sides
-from .processes import answer_of, ask, ask_one, process_ids, shared_bytes
+from .channels import bytes_of, mapped_sizes, open_files, two_sides
+from .processes import answer_of, ask, ask_one, needs_proc, process_ids, shared_bytes
 from .test_grid_arrays import order
 
 COUNT = 40_000
@@ -85,6 +85,16 @@ def test_one_tensor_stays_one_and_what_a_receiver_writes_nobody_else_sees() -> N
     del payload
     gc.collect()
     assert second["a"].sum() == 0.0
+
+
+@needs_proc
+def test_any_number_of_tensors_needs_few_open_files() -> None:
+    before = open_files()
+    tensors = [torch.full((COUNT,), float(i)) for i in range(100)]
+    payload = ship(tensors, BufferPool())
+    got = received(payload)
+    assert all(map(torch.equal, got, tensors))
+    assert open_files() <= before + 10
 
 
 def test_too_little_memory_for_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
