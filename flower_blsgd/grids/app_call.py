@@ -21,6 +21,7 @@ OUT_OF_MEMORY = 1001
 PROCESS_ENDS = 1002
 """Error code of a reply after which the worker's process ends and a new one starts."""
 
+_OWN_QUERIES = "query.profile", "query.momentum"  # mods expect the messages of a strategy
 _VIEWS = "blsgd_accepts_views"
 _PROGRAM = "blsgd_main_program"
 
@@ -100,14 +101,8 @@ def serve_sessions(
         return serve_session(app_of(context) if app_of else app, message, context)
 
     answer_without_mods(app, SESSION_MESSAGE, serve)
-    _skip_mods(app)
+    skip_mods(app, _OWN_QUERIES)
     return app
-
-
-def _skip_mods(app: ClientApp) -> None:
-    """Answer our own queries without the mods of users, which expect the messages of a strategy."""
-    for kind in ("query.profile", "query.momentum"):
-        skip_mods(app, kind)
 
 
 def handler_of(app: ClientApp, context: Context) -> Handler:
@@ -115,7 +110,7 @@ def handler_of(app: ClientApp, context: Context) -> Handler:
 
     If a call fails, the node's state is restored to what it was before.
     """
-    _skip_mods(app)
+    skip_mods(app, _OWN_QUERIES)
 
     def handle(message: Message) -> Message:
         before = _snapshot(context.state)

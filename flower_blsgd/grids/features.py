@@ -1,6 +1,6 @@
 """Optional features of a grid, with defaults for grids that do not have them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from flwr.serverapp import Grid
 
@@ -10,17 +10,15 @@ from .worker_spec import WorkerSpec
 class GridFeatures:
     """Methods that a grid may have in addition to Flower's; the defaults do nothing.
 
-    Flower's own grids (plain messages, simulation) have the defaults; see `features_of`.
+    Flower's own grids (plain messages, simulation) have the defaults; see `features_of`. `workers`
+    are those of the nodes as the user describes them, in the order of the node ids.
     """
+
+    workers: Sequence[WorkerSpec] = ()
 
     def take_deaths(self) -> list[int]:
         """Return the nodes whose process died between two messages, each death once."""
         return []
-
-    @property
-    def specs(self) -> Mapping[int, tuple[int, WorkerSpec]]:
-        """The partition ids and workers of nodes as the user describes them, by node id."""
-        return {}
 
     def give_up(self, node_of: Mapping[str, int]) -> None:
         """Stop waiting for the replies to these messages.

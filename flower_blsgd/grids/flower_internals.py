@@ -13,7 +13,7 @@ import itertools
 import re
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
@@ -133,15 +133,15 @@ def answer_without_mods(
     app._registered_funcs[kind] = answer
 
 
-def skip_mods(app: ClientApp, kind: str) -> None:
-    """Let an app's function for a message type be called without the mods of users."""
-    function: Any = app._registered_funcs.get(kind)
-    ours = []
-    while getattr(function, "__code__", None) is _WITH_MOD:
-        function, mod = (cell.cell_contents for cell in function.__closure__)
-        if str(getattr(mod, "__module__", "")).startswith("flower_blsgd."):
-            ours.append(mod)
-    if function is not None:
+def skip_mods(app: ClientApp, kinds: Collection[str]) -> None:
+    """Let an app's functions for message types be called without the mods of users."""
+    for kind in app._registered_funcs.keys() & set(kinds):
+        function: Any = app._registered_funcs[kind]
+        ours = []
+        while getattr(function, "__code__", None) is _WITH_MOD:
+            function, mod = (cell.cell_contents for cell in function.__closure__)
+            if str(getattr(mod, "__module__", "")).startswith("flower_blsgd."):
+                ours.append(mod)
         app._registered_funcs[kind] = make_ffn(function, ours)
 
 

@@ -136,11 +136,6 @@ class LocalGrid(MailboxGrid):
         """Return the nodes whose process died between two messages, each death once."""
         return [self._idle_deaths.get() for _ in range(self._idle_deaths.qsize())]
 
-    @property
-    def specs(self) -> Mapping[int, tuple[int, WorkerSpec]]:
-        """The partition ids and workers of the nodes, by node id."""
-        return dict(zip(self._nodes, enumerate(self.workers), strict=True))
-
     def set_run(self, run: Run) -> None:
         """Set the run of this grid."""
         self._run = run

@@ -252,12 +252,13 @@ class Connector:
         if registry.begun:
             seconds = max(_QUERY_AGAIN_SECONDS, MULTIPLE_OF_START * registry.start_seconds)
         found, failures = query_profiles(grid, nodes, seconds, level)
-        failed, specs = [], features_of(grid).specs
+        known = dict(zip(grid.get_node_ids(), enumerate(features_of(grid).workers), strict=False))
+        failed = []
         for (node_id, rank), failure in failures.items():
             if node_id in self._queried_nodes:
                 _LOG.debug("node %d does not take part: %s", node_id, failure.brief)
-            elif node_id in specs:
-                partition_id, spec = specs[node_id]
+            elif node_id in known:
+                partition_id, spec = known[node_id]
                 failed.append((WorkerProfile.of(spec, partition_id), rank, failure))
             else:
                 name = f"node {node_id}" if rank is None else f"device {rank} of node {node_id}"

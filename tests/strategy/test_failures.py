@@ -2,7 +2,6 @@
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -247,14 +246,13 @@ def test_worker_that_fails_at_its_start_is_counted_and_taken_when_it_answers(
 
 
 class Named(InProcessGrid):
-    """Knows the devices of two nodes, as the local grid does."""
+    """Knows the devices of its nodes, as the local grid does."""
 
-    @property
-    def specs(self) -> Mapping[int, tuple[int, WorkerSpec]]:
-        return {
-            20: (1, WorkerSpec("cpu", (1,), tier="slow")),
-            30: (2, WorkerSpec("cpu", (2,), role="evaluate")),
-        }
+    workers = (
+        WorkerSpec("cpu", (0,), tier="fast"),
+        WorkerSpec("cpu", (1,), tier="slow"),
+        WorkerSpec("cpu", (2,), role="evaluate"),
+    )
 
 
 _OF_TWO = "of 2 workers can train, and min-workers ="
@@ -264,7 +262,7 @@ _OF_TWO = "of 2 workers can train, and min-workers ="
     ("failing", "needed", "reason"),
     [
         ({20}, 2, f"1 {_OF_TWO} 2 (slow-1 (cpu:1): {_NO_LICENSE}); repair it, or use min-workers"),
-        ({10, 20}, 1, f"0 {_OF_TWO} 1 (node 10 (unknown device), slow-1 (cpu:1): {_NO_LICENSE})"),
+        ({10, 20}, 1, f"0 {_OF_TWO} 1 (fast-0 (cpu:0), slow-1 (cpu:1): {_NO_LICENSE})"),
         ({20}, 1, ""),
         ({30}, 2, ""),  # it would not train
         ({20, 30}, 2, f"1 {_OF_TWO} 2 (slow-1 (cpu:1): "),
