@@ -152,7 +152,7 @@ class Connector:
         labels: dict[str, list[str]] = {}
         for worker in self.registry.workers:
             if worker.trains and worker not in self.registry.active:
-                never = worker.start_failure if worker.node_id == UNKNOWN_NODE else ""
+                never = worker.start_failure if worker.node_id == UNKNOWN_NODE else None
                 reason = worker.excluded or never or "its node is gone"
                 labels.setdefault(reason, []).append(worker.label)
         return "; ".join(f"{', '.join(its)}: {reason}" for reason, its in labels.items())

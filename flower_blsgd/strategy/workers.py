@@ -63,7 +63,7 @@ class Worker:
     - `local_rank`: rank within a node with several devices; None if the node is this worker.
     - `no_momentum`: reason why its momentum is missing in the last checkpoint; else empty.
     - `failures`: kinds of its failures, in order of time.
-    - `start_failure`: reason why it did not answer its first query; else empty.
+    - `start_failure`: reason why it did not answer its first query, if so.
     - `failures_in_a_row`: failed orders since the last successful one.
     - `momentum_zeroed`: whether its momentum was set to zero because it was not finite.
     - `fresh`: whether its process may have to start, because it failed or reconnected since its
@@ -84,7 +84,7 @@ class Worker:
     local_rank: int | None = None
     no_momentum: str = "it was not queried"
     failures: list[str] = field(default_factory=list)
-    start_failure: str = ""
+    start_failure: str | None = None  # missing in older checkpoints
     failures_in_a_row: int = 0
     momentum_zeroed: bool = field(default=False, metadata={"wire": False})
     fresh: bool = field(default=False, metadata={"wire": False})
