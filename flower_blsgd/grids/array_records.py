@@ -126,24 +126,27 @@ def memory_of(array: Array) -> AnyArray | None:
         return np.ascontiguousarray(memory).reshape(memory.shape)
     if array.stype != _NUMPY:
         return None
-    try:
-        header = _header(array.dtype, tuple(array.shape))
-    except (TypeError, ValueError):
-        return None
-    dtype = np.dtype(array.dtype)
-    size = dtype.itemsize * math.prod(array.shape)
-    if not array.data.startswith(header) or len(array.data) != len(header) + size:
-        return None
-    return np.frombuffer(array.data, dtype, offset=len(header)).reshape(array.shape)
+    data, shape = array.data, tuple(array.shape)
+    for fortran in (False, True):
+        try:
+            header = _header(array.dtype, shape, fortran)
+        except (TypeError, ValueError):
+            return None
+        dtype = np.dtype(array.dtype)
+        if data.startswith(header) and len(data) == len(header) + dtype.itemsize * math.prod(shape):
+            elements = np.frombuffer(data, dtype, offset=len(header))
+            ordered = elements.reshape(shape, order="F" if fortran else "C")
+            return np.ascontiguousarray(ordered) if fortran else ordered
+    return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _header(dtype: str, shape: Sequence[int]) -> bytes:
+def _header(dtype: str, shape: Sequence[int], fortran: bool) -> bytes:
     """Return the header that ``numpy.save`` writes before the elements."""
     if np.dtype(dtype).hasobject:
         raise TypeError(f"{dtype} has no plain bytes")
     buffer = io.BytesIO()
-    description = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": tuple(shape)}
+    description = {"descr": np.dtype(dtype).str, "fortran_order": fortran, "shape": tuple(shape)}
     np.lib.format.write_array_header_1_0(buffer, description)
     return buffer.getvalue()
 
