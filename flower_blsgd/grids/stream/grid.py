@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 Transport = Literal["auto", "stream", "messages"]
 
 _POLL_SECONDS = 0.5
-_END_SECONDS = 1.5
+_END_SECONDS, _CLOSE_SECONDS = 1.5, 7.0
 _ANY_HOST = ("", "0.0.0.0", "[::]")
 
 _SESSION_TTL_SECONDS = 30 * 86_400.0
@@ -175,12 +175,7 @@ class StreamGrid(MailboxGrid):
             return
         self._closed.set()
         self._server.end()
-        self._watcher.join(_POLL_SECONDS + 5)
-        deadline = time.monotonic() + _END_SECONDS
-        with contextlib.suppress(Exception), self._grid_lock:
-            # Flower refuses answers that arrive after the run.
-            while self._members.take_answers() and time.monotonic() < deadline:
-                time.sleep(0.05)
+        self._watcher.join(_CLOSE_SECONDS)  # it may wait for a SuperLink that is gone
         self._server.stop(0.2)
 
     def end_at_once(self) -> None:
@@ -312,6 +307,11 @@ class StreamGrid(MailboxGrid):
             except Exception as error:  # the SuperLink may answer the next poll
                 _LOG.warning("the SuperLink does not answer: %s", error)
             self._closed.wait(_POLL_SECONDS)
+        deadline = time.monotonic() + _END_SECONDS
+        with contextlib.suppress(Exception), self._grid_lock:
+            # Flower refuses answers that arrive after the run.
+            while self._members.take_answers() and time.monotonic() < deadline:
+                time.sleep(0.05)
 
 
 class Membership:

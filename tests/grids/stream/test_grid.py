@@ -246,6 +246,32 @@ def test_flower_that_takes_no_message_or_does_not_answer_for_a_while() -> None:
         assert wait_until(lambda: 20 in grid.get_node_ids())
 
 
+@pytest.mark.parametrize("call", ["get_nodes", "pull_messages"])
+def test_close_does_not_wait_for_a_superlink_that_never_answers(
+    flower: FakeFlower, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    asked, freed = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> list[Any]:
+        asked.set()
+        freed.wait()
+        return []
+
+    monkeypatch.setattr(grid_module, "_CLOSE_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(grid_module, "_POLL_SECONDS", 0.05)
+    with StreamGrid(flower, LOOPBACK) as grid:
+        grid.wait_until_connected()
+        monkeypatch.setattr(flower, call, hang)
+        assert asked.wait(PATIENCE_SECONDS)
+        closing = threading.Thread(target=grid.close)
+        closing.start()
+        closing.join(PATIENCE_SECONDS)
+        is_closed = not closing.is_alive()
+        freed.set()
+        closing.join()
+    assert is_closed
+
+
 # --- the ServerApp's line -----------------------------------------------------------------------
 
 
