@@ -120,6 +120,7 @@ def train(
     ...     "digits", workers="2x cpu fast; 1x cpu slow", epochs=20
     ... )  # doctest: +SKIP
     """
+    resume = os.path.expanduser(resume)
     before = read_config(Path(resume)).to_run_config() if resume else {}
     if task == "" and (task := str(before.get("task", "digits"))) == GIVEN_IN_PYTHON:
         raise UsageError(_NOT_SAVED + "train(task, resume=...)")
@@ -127,7 +128,7 @@ def train(
     if given is None and not isinstance(task, str):
         raise UsageError(f"task = {task!r} must be a Task or a string")
     name = task if isinstance(task, str) else GIVEN_IN_PYTHON
-    values: dict[str, Any] = {"workers": "auto", **before, "task": name, "resume": str(resume)}
+    values: dict[str, Any] = {"workers": "auto", **before, "task": name, "resume": resume}
     given_settings: dict[str, Any] = {**settings}
     for key, value in given_settings.items():
         is_part = key in CUSTOM_PARTS and not isinstance(value, str)
@@ -234,7 +235,7 @@ def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Mod
         If the folder contains no run, the saved model does not fit the task, or both `task` and
         `data` are given.
     """
-    folder = Path(run)
+    folder = Path(os.path.expanduser(run))
     config = read_config(folder)
     tensors = _tensors(folder)
     with torch.random.fork_rng(devices=[]):  # keep the caller's random state
@@ -276,7 +277,7 @@ def evaluate_run(
         If the folder contains no run, the data are not available or do not fit the model, the
         device does not exist, or both `task` and `data` are given.
     """
-    folder = Path(run)
+    folder = Path(os.path.expanduser(run))
     config = read_config(folder)
     machine = this_machine()
     devices = [*machine.usable_accelerators, "cpu"]

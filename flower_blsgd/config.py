@@ -8,9 +8,11 @@ format`` writes the defaults into pyproject.toml, and the names and types into `
 import contextlib
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from .algorithm.catalog import (
@@ -33,6 +35,8 @@ from .tasks import OPTIONS
 
 Value = bool | int | float | str
 
+_TORCHVISION_DATA = re.compile(r"([A-Za-z]\w*):(.+)")
+
 CHANGEABLE = (
     *("epochs", "seconds", "rounds", "samples", "stop-at-accuracy", "patience"),
     *("workers", "min-workers", "profile"),
@@ -45,6 +49,10 @@ CHANGEABLE = (
 
 def _setting(default: Any, rule: str = "", check: Callable[[Any], bool] | None = None) -> Any:
     return dataclasses.field(default=default, metadata={"rule": rule, "check": check})
+
+
+def _path() -> Any:
+    return dataclasses.field(default="", metadata={"is_path": True})
 
 
 def _one_of(default: str, *allowed: str) -> Any:
@@ -104,8 +112,8 @@ class RunConfig:
         "", "letters, digits, '.', '-', '_'", lambda v: not re.search(r"[^\w.-]", v)
     )
     task: str = _setting("digits", "a task's name or module:function", bool)
-    data: str = ""
-    model: str = ""
+    data: str = _path()
+    model: str = _path()
     skip_bad: bool = OPTIONS["skip_bad"]
     split: str = _setting(
         OPTIONS["split"], 'empty, "official" or "paper"', lambda v: v in ("", "official", "paper")
@@ -149,7 +157,7 @@ class RunConfig:
     shrink_slow_batch: bool = True
     rebalance: bool = False
     fast_threshold: float = _share(FAST_SPEED_RATIO)
-    profile: str = ""
+    profile: str = _path()
     high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)
     high_loss_to: str = _part(*get_args(TierName))
     candidate_factor: int = _at_least(1, 4)
@@ -175,8 +183,8 @@ class RunConfig:
     keep_checkpoints: int = _at_least(0, 2)
     trace: bool = False
     tensorboard: bool = False
-    out: str = ""
-    resume: str = ""
+    out: str = _path()
+    resume: str = _path()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -192,6 +200,8 @@ class RunConfig:
             converted = _of_type(value, wanted)
             if converted is None:
                 raise UsageError(f"{key} = {value!r} must be {_type_name(wanted)}")
+            if field.metadata.get("is_path"):
+                converted = _expanded(key, converted)
             object.__setattr__(self, field.name, converted)
             _check_range(field, key, converted)
         try:
@@ -230,6 +240,20 @@ class RunConfig:
     def to_run_config(self) -> dict[str, Value]:
         """Return all settings with keys in kebab-case."""
         return {name.replace("_", "-"): value for name, value in dataclasses.asdict(self).items()}
+
+    def with_absolute_paths(self) -> "RunConfig":
+        """Return the settings of a run that can be continued in any folder.
+
+        Names, such as those of the HF hub, and what does not exist stay as they are. A model is a
+        folder if it has a slash.
+        """
+        paths: dict[str, Any] = {"data": self.data, "profile": self.profile}
+        if "/" in self.model:
+            paths["model"] = self.model
+        paths = {k: str(Path(v).absolute()) for k, v in paths.items() if v and os.path.exists(v)}
+        if "data" not in paths and (match := _TORCHVISION_DATA.fullmatch(self.data)):
+            paths["data"] = f"{match[1]}:{Path(os.path.expanduser(match[2])).absolute()}"
+        return replace(self, **paths)
 
     @property
     def choices(self) -> Choices:
@@ -305,6 +329,17 @@ def python_names(message: str, *names: str) -> str:
         rf"(?<![\w./-])(?<!-s )({keys})(?![\w-])", lambda m: m[0].replace("-", "_"), message
     )
     return re.sub(r"(?<= = )(true|false)\b", lambda m: m[0].capitalize(), message)
+
+
+def _expanded(key: str, path: str) -> str:
+    """Return a path with the home folder for ``~``, in files, on the command line and in Python."""
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise UsageError(
+            f"{key} = {path!r}: there is no home folder {path.partition('/')[0]}; write "
+            f"./{path} for a folder of that name"
+        )
+    return expanded
 
 
 def _check_range(field: "dataclasses.Field[Any]", key: str, value: Value) -> None:

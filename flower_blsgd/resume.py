@@ -75,7 +75,7 @@ def open_run_to_resume(given: RunConfig, complete: bool) -> Iterator[ResumedRun 
         yield None
         return
     folder = Path(given.resume).resolve()
-    of_run = read_config(folder)
+    of_run = read_config(folder).with_absolute_paths()
     busy = f"{_shown(folder)} is in use by a run; wait until it ends, or end it"
     exists = (folder / FOLDER).is_dir()
     with alone_in(folder / FOLDER, busy) if exists else contextlib.nullcontext():
@@ -89,6 +89,7 @@ def open_run_to_resume(given: RunConfig, complete: bool) -> Iterator[ResumedRun 
             )
         with _readable(checkpoint):
             began = RunConfig.from_run_config(checkpoint.values[RUN]["config"])
+            began = began.with_absolute_paths()
         config, notes = _settings(given, of_run, began, complete)
         resumed = ResumedRun(folder, config, checkpoint, notes)
         try:

@@ -68,6 +68,7 @@ def train_on(
     UsageError if settings, data and workers do not fit together; AggregationError as in
     `BiasedLocalSGD`, and KeyboardInterrupt on Ctrl-C, with the results so far in the folder.
     """
+    config = config.with_absolute_paths()
     with open_run_to_resume(config, complete=isinstance(grid, LocalGrid)) as resumed:
         load = load or functools.partial(_workload_of_task, given=task)
         return _train(grid, resumed.config if resumed else config, view, resumed, load)

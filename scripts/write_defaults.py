@@ -13,7 +13,6 @@ import tomli_w
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.worker_spec import options_table
 
-_PATHS = {"data", "model", "profile", "out"}
 _PARTS = {
     "steps": "StepPolicy",
     "sampler": "Sampler",
@@ -58,7 +57,7 @@ def write_settings(module: Path) -> None:
 
 
 def _type_of(field: "dataclasses.Field[object]") -> str:
-    if field.name in _PATHS:
+    if field.metadata.get("is_path"):
         return "str | PathLike[str]"
     if field.name in _PARTS:
         return f"str | {_PARTS[field.name]}"

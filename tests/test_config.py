@@ -167,6 +167,38 @@ def test_check_ranges_is_for_users_of_the_library() -> None:
         check_ranges(clock="walls")
 
 
+def test_every_path_has_the_home_folder_for_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for key in ("data", "model", "profile", "out", "resume"):
+        config = RunConfig.from_run_config({key: "~/a b"})
+        assert config.to_run_config()[key] == f"{tmp_path}/a b"
+        line = refusal(RunConfig.from_run_config, {key: "~nobody-here/x"})
+        assert line.startswith(f"{key} = '~nobody-here/x': there is no home folder ~nobody-here; ")
+        assert RunConfig.from_run_config({key: "./~x"}).to_run_config()[key] == "./~x"
+    assert RunConfig(out="~").out == str(tmp_path)
+
+
+def test_absolute_paths_are_those_of_what_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "resnet8").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    for data, expected in (
+        ("resnet8", f"{tmp_path}/here/resnet8"),
+        ("../here", f"{tmp_path}/here/../here"),
+        ("owner/name", "owner/name"),
+        ("GTSRB:resnet8", f"GTSRB:{tmp_path}/here/resnet8"),
+        ("GTSRB:/to/download", "GTSRB:/to/download"),
+        ("", ""),
+    ):
+        assert RunConfig(data=data).with_absolute_paths() == RunConfig(data=expected)
+    models = {"resnet8": "resnet8", "./resnet8": f"{tmp_path}/here/resnet8", "a/b": "a/b"}
+    for model, expected in models.items():  # a built-in name is not a folder
+        assert RunConfig(model=model).with_absolute_paths().model == expected
+
+
 # --- what the settings make
 
 

@@ -264,6 +264,22 @@ def test_signal_lets_the_round_finish_and_the_run_goes_on_from_it(
     assert left_by(Path("run")) == undisturbed
 
 
+def test_run_is_resumed_in_another_folder_with_the_files_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("speeds.json").write_text("read by the local grid only")
+    Path("elsewhere").mkdir()
+    train(profile="speeds.json", epochs=1)
+    whole = f'profile = "{tmp_path}/speeds.json"'
+    for epochs, folder in ((2, "run"), (3, "../run")):
+        assert whole in (tmp_path / "run" / "config.toml").read_text()
+        view = View()
+        train(view, resume=folder, epochs=epochs)
+        assert not said(view, "  profile = ")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+    assert whole in Path("../run/config.toml").read_text()
+
+
 def test_second_signal_and_one_in_an_evaluation_end_at_once() -> None:
     def twice() -> None:
         signal.raise_signal(signal.SIGINT)

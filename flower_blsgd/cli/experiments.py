@@ -1,6 +1,7 @@
 """The commands ``blsgd calibrate``, ``plan``, ``compare``, ``reproduce`` and ``report``."""
 
 import argparse
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -64,7 +65,7 @@ def add_compare(command: argparse.ArgumentParser) -> None:
         type=float,
         help="target accuracy or metric (default: the best that every run reached)",
     )
-    command.add_argument("--out", metavar="DIR", help="folder (default: runs/compare-<name>)")
+    add_out(command, "DIR", "folder (default: runs/compare-<name>)")
     add_settings(command)
 
 
@@ -85,14 +86,19 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--seeds", metavar="0,1,2", default="", help="(default: 0 with smoke)")
     command.add_argument("--only", metavar="DATA,GAP", default="", help="such as cifar10,32-16")
-    command.add_argument("--out", metavar="DIR", help="default: runs/reproduce-<name>-<scale>")
+    add_out(command, "DIR", "default: runs/reproduce-<name>-<scale>")
     add_settings(command, workers=False)
 
 
 def add_report(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd report``."""
     command.add_argument("folder", help="folder of a run, such as runs/latest, or of a comparison")
-    command.add_argument("--out", metavar="FILE", help="default: report.html in that folder")
+    add_out(command, "FILE", "default: report.html in that folder")
+
+
+def add_out(command: argparse.ArgumentParser, kind: str, words: str) -> None:
+    """Add ``--out``; a shell leaves the ``~`` in ``--out=~/x``."""
+    command.add_argument("--out", type=os.path.expanduser, metavar=kind, help=words)
 
 
 def _calibrate(options: argparse.Namespace) -> None:

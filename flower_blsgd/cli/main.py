@@ -181,8 +181,8 @@ def _run(options: argparse.Namespace) -> None:
     is_ours = app.config.keys() == RunConfig().to_run_config().keys()
     config, file_name = run_config(app, options.run_config, options.set)
     if is_ours:
-        if resume := options.resume or config["resume"]:
-            app = replace(app, config=read_config(Path(str(resume))).to_run_config())
+        if resume := os.path.expanduser(str(options.resume or config["resume"])):
+            app = replace(app, config=read_config(Path(resume)).to_run_config())
             config, file_name = run_config(app, options.run_config, options.set)
             config["resume"] = resume
         config["workers"] = options.workers or config["workers"]

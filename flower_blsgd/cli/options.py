@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
+import os
 import re
 import signal
 import sys
@@ -52,6 +53,7 @@ def add_resume(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--resume",
         metavar="RUN",
+        type=os.path.expanduser,
         nargs="?",
         const="runs/latest",
         help="continue a run in its folder (default: runs/latest)",

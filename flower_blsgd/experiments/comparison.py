@@ -54,7 +54,7 @@ def read_run(folder: Path) -> Run | None:
     UsageError if the figures of a finished run cannot be read.
     """
     try:
-        summary = json.loads((folder / "summary.json").read_text())
+        summary = json.loads((folder / "summary.json").read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(summary, dict) or summary.get("interrupted") is not False:
@@ -62,7 +62,7 @@ def read_run(folder: Path) -> Run | None:
     try:
         if missing := _NEEDED - summary.keys():
             raise ValueError(f"summary.json has no {', '.join(sorted(missing))}")
-        settings = tomllib.loads((folder / "config.toml").read_text())
+        settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8-sig"))
         name, scale = ("accuracy", 100) if summary["metric_name"] == "accuracy" else ("metric", 1)
         with (folder / "epochs.csv").open(newline="") as lines:
             rows = [

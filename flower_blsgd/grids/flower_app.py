@@ -159,7 +159,7 @@ def _pyproject(folder: Path) -> dict[str, Any]:
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from None
     except OSError as error:

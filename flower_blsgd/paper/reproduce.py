@@ -112,7 +112,7 @@ def reproduce(
 
 def _config_of(cell: Cell, values: Mapping[str, Value], mode: Mode, several: bool) -> RunConfig:
     """Return the settings of a cell; UsageError if one is refused."""
-    data = str(values["data"])
+    data = RunConfig.from_run_config({"data": values["data"]}).data
     if data:
         names = (cell.dataset, cell.dataset.replace("-", "_"))
         own = next((path for name in names if (path := Path(data, name)).is_dir()), None)

@@ -151,7 +151,7 @@ class LiveRun:
         # First: a run that is over writes no more rounds.
         self.summary = None
         with suppress(OSError, ValueError):
-            self.summary = json.loads((self.folder / "summary.json").read_text())
+            self.summary = json.loads((self.folder / "summary.json").read_bytes())
         # As by --resume, which may change settings; UsageError if the folder is gone.
         if self._rounds_file.began_again() or not self.folder.is_dir():
             self.config = read_config(self.folder)

@@ -72,7 +72,7 @@ _SETTINGS = (
 
 def profile_key(config: RunConfig, machine: Machine | None = None) -> ProfileKey:
     """Return the key of a run with these settings on this machine."""
-    machine = machine or this_machine()
+    machine, config = machine or this_machine(), config.with_absolute_paths()
     return {
         "cpu": cpu_name(),
         "cores": len(machine.cores),
@@ -104,7 +104,7 @@ class SpeedProfile:
     def read(cls, path: Path) -> "SpeedProfile":
         """Read a profile; UsageError if the file is missing or holds something else."""
         try:
-            values = json.loads(path.read_text())
+            values = json.loads(path.read_bytes())  # with or without a byte order mark
             if values["format"] != _FORMAT:
                 raise ValueError("another format")
             names = ("cpu", "cores", "accelerators", *_SETTINGS)

@@ -22,6 +22,8 @@ from flower_blsgd.cli.options import (
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import Accelerator, usable_cores
+from flower_blsgd.results.folder import read_config
+from flower_blsgd.results.speed_profile import SpeedProfile, Spread, profile_key
 
 from .conftest import LOAD_SERVER_APP, Printed, Refused
 
@@ -277,6 +279,18 @@ def test_name_is_the_users_else_the_files_else_the_tasks(tmp_path: Path) -> None
     assert settings("-c", "digits", "-s", "name=mine").name == "mine"
     assert settings("-c", str(mine)).name == "my-own"
     assert settings("-s", "task=package.module:my_task").name == "my_task"
+
+
+def test_byte_order_mark_is_no_character(tmp_path: Path) -> None:
+    """As editors on Windows write it, in each file that is read as text."""
+    text = '\ufeffname = "größe"\nepochs = 7\n'
+    (tmp_path / "config.toml").write_text(text, encoding="utf-8")
+    for config in (settings("-c", str(tmp_path / "config.toml")), read_config(tmp_path)):
+        assert (config.name, config.epochs) == ("größe", 7)
+    profile = SpeedProfile(profile_key(RunConfig()), (), Spread(1.0, 1.0, 1.0, 1))
+    profile.write(path := tmp_path / "profile.json")
+    path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
+    assert SpeedProfile.read(path) == profile
 
 
 @pytest.mark.parametrize(
