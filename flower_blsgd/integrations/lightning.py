@@ -39,7 +39,7 @@ class BlsgdCallback:
     - Before a validation, the main worker ends its part of the round, so the averaged model is
       validated and saved. Validation and checkpoints do not count as the device's speed.
     - PyTorch's learning rate schedulers follow the progress of the run. At its end, they have taken
-      the steps that `max_epochs` or `max_steps` would have given them.
+      the steps that `max_epochs` or `max_steps` would have given them, with those of a `ckpt_path`.
 
     Lightning trains on the worker's device. ``Trainer`` needs neither `accelerator` nor `devices`.
 
@@ -323,11 +323,12 @@ class _Schedule:
     """A learning rate scheduler that follows the progress of the run."""
 
     def __init__(self, scheduler: Any, steps: int) -> None:
-        self._scheduler, self._steps, self._taken = scheduler, steps, 0
+        self._scheduler, self._taken = scheduler, scheduler.last_epoch  # of a checkpoint, else 0
+        self._first, self._left = self._taken, max(0, steps - self._taken)
 
     def move_to(self, progress: float) -> None:
-        """Take the steps up to this share of all steps."""
-        while self._taken < int(progress * self._steps):
+        """Take the steps up to this share of those that were left."""
+        while self._taken < self._first + int(progress * self._left):
             self._taken += 1
             self._scheduler.step()
 

@@ -31,7 +31,7 @@ class BlsgdCallback(TrainerCallback):
     - The Trainer's learning-rate schedule is stretched over the run: at the start of a round, all
       workers set the rate that the schedule has after ``session.progress`` of the Trainer's steps.
       These are ``max_steps``, or those of ``num_train_epochs``. Schedules that react to a metric
-      are not followed.
+      are not followed. With ``resume_from_checkpoint``, it continues at the checkpoint's step.
     - ``batch=`` of a worker is its number of samples per optimizer step. It must be a multiple of
       ``gradient_accumulation_steps``. Workers without it use the Trainer's own batch size.
     - The workers share one stream of permutations of ``train_dataset``, which needs a length.
@@ -106,6 +106,9 @@ class BlsgdCallback(TrainerCallback):
             and not args.load_best_model_at_end
             and args.save_strategy != SaveStrategy.BEST
         )
+        # With resume_from_checkpoint, no samples are skipped, and random numbers differ by worker.
+        args.ignore_data_skip = True
+        trainer._load_rng_state = lambda *_: None
         values = trainer.set_initial_training_values
 
         def without_end(args: Any, dataloader: Any) -> tuple[Any, ...]:
@@ -147,6 +150,11 @@ class BlsgdCallback(TrainerCallback):
         if self._exchange is None:
             return
         trainer = self._trainer
+        if state.global_step >= state.max_steps:
+            raise UsageError(
+                f"Trainer: the checkpoint is at step {state.global_step} of {state.max_steps}, the "
+                "end of the learning-rate schedule; raise max_steps or num_train_epochs"
+            )
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner  # out of the wrapper of accelerate
         model = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
@@ -155,10 +163,11 @@ class BlsgdCallback(TrainerCallback):
         self._stream = iter(session.sampler(trainer.train_dataset))
         state.num_train_epochs = math.ceil(args.num_train_epochs)
         if isinstance(lr_scheduler, LambdaLR) and len(set(lr_scheduler.lr_lambdas)) == 1:
-            factor, steps = lr_scheduler.lr_lambdas[0], state.max_steps
+            factor, first = lr_scheduler.lr_lambdas[0], state.global_step  # of a checkpoint
+            left = state.max_steps - first
             # Step 0 of a warm-up has a rate of zero, which would waste the first round.
             following = session.scheduler(
-                optimizer, lambda progress: factor(max(1.0, progress * steps))
+                optimizer, lambda progress: factor(max(1.0, first + progress * left))
             )
             trainer.lr_scheduler = trainer.callback_handler.lr_scheduler = following
         if self._run_evaluates:

@@ -129,7 +129,11 @@ def order_of(round: int, steps: int, progress: float = 0.0) -> TrainOrder:
 
 
 def fit(
-    module: Any, trainer: Any, orders: list[TrainOrder], *loaders: DataLoader[Tensor] | None
+    module: Any,
+    trainer: Any,
+    orders: list[TrainOrder],
+    *loaders: DataLoader[Tensor] | None,
+    checkpoint: str | None = None,
 ) -> list[TrainReport]:
     """Fit while a thread gives the orders, then the final model, whose weight is 42."""
     exchange, reports = HERE.exchange, []
@@ -142,7 +146,7 @@ def fit(
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        trainer.fit(module, *(loaders or [numbers()]))
+        trainer.fit(module, *(loaders or [numbers()]), ckpt_path=checkpoint)
     except BaseException as error:
         exchange.end(error)
         raise
@@ -178,6 +182,20 @@ def test_schedule_follows_the_progress_of_the_run() -> None:
     fit(module, trainer, [order_of(n + 1, 3, n / 4) for n in range(4)])
     expected = [1.0] * 4 + [0.75] * 3 + [0.5] * 3 + [0.25] * 3
     assert module.rates == pytest.approx(expected)  # the first step does not count
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0)
+
+
+def test_schedule_continues_where_a_checkpoint_ended() -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    saves = ModelCheckpoint(".", "{step}", every_n_train_steps=5, save_top_k=-1)
+    trainer_of(saves, max_epochs=5).fit(module_of(), numbers())
+    becomes_worker()
+    HERE.has_joined = False
+    module, trainer = module_of(), trainer_of(max_epochs=5)  # 20 steps alone
+    fit(module, trainer, [order_of(n + 1, 2, n / 3) for n in range(3)], checkpoint="step=5.ckpt")
+    expected = [0.75] * 3 + [0.5] * 2 + [0.25] * 2
+    assert module.rates == pytest.approx(expected)  # of step 5, 10 and 15
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0)
 
 

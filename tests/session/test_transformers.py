@@ -182,6 +182,35 @@ def test_warm_up_begins_above_zero() -> None:
     assert rates == pytest.approx([0.01, 0.05, 0.05])
 
 
+def test_a_checkpoint_of_the_trainer_continues_its_schedule() -> None:
+    trainer_of(max_steps=5, save_strategy="steps", save_steps=5).train()
+    launcher, trainer = Launcher(), trainer_of()
+    rates = rates_of(trainer)
+    callback = BlsgdCallback(trainer)
+    trainer.add_callback(callback)
+    orders = [order_of(1, 2, 0.0), order_of(2, 2, 1 / 3), order_of(3, 1, 2 / 3)]
+    launcher.run(lambda: trainer.train(resume_from_checkpoint="out/checkpoint-5"), *orders)
+    assert rates == pytest.approx([0.075] * 2 + [0.05] * 2 + [0.025])  # of step 5, 10 and 15
+    assert trainer.state.global_step == 5 + 5
+    # No sample is skipped, and the workers keep their own random numbers.
+    stream = permutation_stream(3, SIZE, 0, 8).tolist()
+    assert [x for batch in trainer.model.seen for x in batch][:8] == stream
+    assert callback.session is not None
+    assert torch.initial_seed() == callback.session.seed % 2**32
+
+
+def test_a_checkpoint_at_the_end_of_the_schedule_is_refused() -> None:
+    trainer_of(max_steps=5, save_strategy="steps", save_steps=5).train()
+    Launcher()
+    trainer = trainer_of(max_steps=5)
+    trainer.add_callback(BlsgdCallback(trainer))
+    message = refusal(trainer.train, resume_from_checkpoint="out/checkpoint-5")
+    assert message == (
+        "Trainer: the checkpoint is at step 5 of 5, the end of the learning-rate schedule; "
+        "raise max_steps or num_train_epochs"
+    )
+
+
 def test_the_schedule_is_the_same_whatever_the_batch_of_a_worker() -> None:
     launcher = Launcher(batch_size=20)
     trainer = trainer_of(max_steps=-1, num_train_epochs=2, warmup_steps=10)
