@@ -7,6 +7,7 @@ format`` writes the defaults into pyproject.toml, and the names and types into `
 
 import contextlib
 import dataclasses
+import json
 import math
 import os
 import re
@@ -45,6 +46,13 @@ CHANGEABLE = (
     *("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard"),
 )
 """Settings that may change on resuming: the length of the run, and where and how it computes."""
+
+_OF_TASKS = (
+    *("data", "model", *OPTIONS, "validation_share", "micro_batch_size", "loader_workers"),
+    *("learning_rate", "schedule", "decay_epochs", "warmup_epochs", "weight_decay", "clip_norm"),
+    *("precision", "channels_last", "compile", "trace"),
+)
+"""Settings that have no effect on a training script."""
 
 
 def _setting(default: Any, rule: str = "", check: Callable[[Any], bool] | None = None) -> Any:
@@ -266,6 +274,20 @@ class RunConfig:
     def is_script(self) -> bool:
         """Whether the task is a training script of ``blsgd launch``."""
         return self.task.endswith(".py")
+
+    def check_script(self) -> None:
+        """Raise UsageError for a setting without effect on a script; resumed runs may have one."""
+        ignored = [*_OF_TASKS, *([] if self.is_script else ["task"])]
+        if self.selection in ("infobatch", "importance-sampling"):  # weights of samples
+            ignored.append("selection")
+        if self.choices.weights != "normalized":  # which depends on these
+            ignored += ["optimizer", "momentum", "nesterov"]
+        for name in [] if self.resume else ignored:
+            if (value := getattr(self, name)) != getattr(RunConfig, name):
+                raise UsageError(
+                    f"{name.replace('_', '-')} = {json.dumps(value)}: a script of blsgd launch "
+                    "decides this itself; leave the setting out"
+                )
 
     @property
     def task_options(self) -> dict[str, Any]:

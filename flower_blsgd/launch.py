@@ -57,15 +57,17 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
     """Run a script on every worker, and train what its sessions join.
 
     The script is a Python file that calls `flower_blsgd.join`, and `arguments` are its command
-    line. The settings of the task, the optimizer and the learning rate have no effect, because the
-    script decides them. UsageError if the script does not exist or cannot train with these workers
-    and settings; AggregationError as in `BiasedLocalSGD`.
+    line. UsageError if the script does not exist or cannot train with these workers and settings,
+    or decides one of the settings itself; AggregationError as in `BiasedLocalSGD`.
     """
     file = Path(script)
     if not file.is_file():
         raise UsageError(f"{script!r} is not a file; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
+    config.check_script()
     config = replace(config, task=file.name, name=config.name or file.stem)
     workers, _ = with_profile(parse_workers(config.workers), config)
+    if precision := next((w.precision for w in workers if w.precision), ""):
+        raise UsageError(f"workers: precision={precision}: a script decides this itself")
     main = _main_rank(workers)
     logs = _WorkerLogs()
     grid = LocalGrid(
@@ -109,6 +111,7 @@ def train_script(grid: Grid, config: RunConfig, view: ProgressView | None = None
             f"task = {config.task!r}: a training script needs blsgd launch, or nodes that connect "
             'over the stream (transport = "stream")'
         )
+    config.check_script()
     recorder = train_on(grid, config, view, load=_workload)
     if recorder.arrays is not None:
         content = RecordDict({ARRAYS: recorder.arrays})
@@ -141,6 +144,13 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
         reasons = reasons or {"no node has partition-id=0 in its node config"}
         raise UsageError(f"{config.task} failed in the main worker: {'; '.join(sorted(reasons))}")
     info, arrays = found[0]
+    if config.stop_at_accuracy and info.metric_name != "accuracy":
+        raise UsageError(
+            f"stop-at-accuracy = {config.stop_at_accuracy:g}: the script's metric is "
+            f"{info.metric_name or 'missing'}; leave the setting out, or use patience"
+        )
+    if config.patience and not info.metric_name:
+        raise UsageError(f"patience = {config.patience}: the script does not call session.evaluate")
     if info.batch_size:
         config = replace(config, batch_size=max(2, info.batch_size))
     size = info.num_samples or max(0, info.evaluate_every) or _EPOCH_SAMPLES

@@ -98,7 +98,7 @@ def _train(
     if workers:
         check_workers(config, workers, work.num_samples)
         _require_buffers(config, len(workers), arrays)
-    else:
+    if not workers or config.is_script:
         _refuse_without_local_grid(config, strategy)
     if not resumed:
         RunFolder.refuse_unusable(config.out)
@@ -372,7 +372,7 @@ def check_workers(config: RunConfig, workers: Sequence[WorkerSpec], num_samples:
             f"min-workers = {config.min_workers}: workers names {len(workers)}; name more, or use "
             f"at most {len(workers)}"
         )
-    for worker in () if config.is_script else workers:
+    for worker in workers:
         check_precision(worker.precision or config.precision, torch.device(worker.device))
     strategy = make_strategy(config, num_samples, len(workers))
     profiles = [WorkerProfile.of(worker, partition) for partition, worker in enumerate(workers)]

@@ -251,3 +251,25 @@ def test_arguments_of_train_are_those_of_the_run_config(tmp_path: Path) -> None:
     assert (tmp_path / "settings.py").read_text() == Path(settings.__file__).read_text(), (
         "run make format"
     )
+
+
+OF_TASKS = {
+    **{"task": "images", "data": "x", "model": "x", "validation_share": 0.5, "dropout": 0.5},
+    **{"skip_bad": True, "split": "paper", "max_samples": 1, "image_size": 8, "max_tokens": 8},
+    **{"lora_rank": 1, "pretrained": False, "micro_batch_size": 1, "loader_workers": 1},
+    **{"learning_rate": 1.0, "schedule": "linear", "decay_epochs": "1", "warmup_epochs": 1.0},
+    **{"optimizer": "adamw", "momentum": 0.5, "nesterov": True, "weight_decay": 0.0},
+    **{"clip_norm": 1.0, "precision": "ieee", "channels_last": True, "compile": True},
+    **{"trace": True, "selection": "infobatch"},
+}
+
+
+def test_settings_without_effect_on_a_script_are_refused_unless_a_run_is_resumed() -> None:
+    for name, value in OF_TASKS.items():
+        key = name.replace("_", "-")
+        config = RunConfig(**{name: value})
+        assert refusal(config.check_script).startswith(f"{key} = "), name
+        dataclasses.replace(config, resume="runs/x").check_script()
+    # Of the others, a script gets the effect.
+    others = {"workers": "1x cpu", "batch_size": 32, "algorithm": "fednova", "momentum": 0.5}
+    RunConfig(task="x.py", selection="active-bias", **others, samples=5, patience=2).check_script()  # type: ignore[arg-type]

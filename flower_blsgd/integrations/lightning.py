@@ -80,7 +80,7 @@ class BlsgdCallback:
         self._session: Session | None = None
         self._trainer: Any = None
         self._pause = contextlib.ExitStack()
-        self._is_paused = self._is_averaged = False
+        self._is_averaged = False
         self._optimizer_steps = self._waiting_samples = self._num_loaders = 0
         self._schedules: list[_Schedule] = []
         if self._exchange is not None:
@@ -155,7 +155,7 @@ class BlsgdCallback:
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the pause of a validation or a checkpoint."""
-        self._end_pause()
+        self._pause.close()
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -187,10 +187,6 @@ class BlsgdCallback:
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save in time that does not count."""
         self._begin_pause()
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End a pause."""
-        self._end_pause()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the scripts of all workers but the main one."""
@@ -277,13 +273,9 @@ class BlsgdCallback:
             trainer.should_stop = True
 
     def _begin_pause(self) -> None:
-        if self._session is not None and not self._is_paused:
-            self._is_paused = True
-            self._pause.enter_context(self._session.paused())
-
-    def _end_pause(self) -> None:
-        self._is_paused = False
         self._pause.close()
+        if self._session is not None:
+            self._pause.enter_context(self._session.paused())
 
 
 class _WorkerStrategy:

@@ -215,10 +215,6 @@ class BlsgdCallback(TrainerCallback):
         if self.session is not None:
             control.should_training_stop = self.session.done
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """End the pause for evaluating and saving."""
-        self._pause.close()
-
     # --- decisions
 
     def _decide(self, state: Any, control: Any) -> None:

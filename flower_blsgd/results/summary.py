@@ -65,7 +65,7 @@ def summary_of(
         "fast_waiting_share": metrics.waiting_share(fast=True),
         "slow_waiting_share": metrics.waiting_share(fast=False),
         "workers": [
-            _worker(strategy.registry.workers[index].profile, its, metrics, config.precision)
+            _worker(strategy.registry.workers[index].profile, its, metrics, config)
             for index, its in sorted(by_worker.items())
         ],
         "failures": [
@@ -114,7 +114,7 @@ def _async_evaluation(
 
 
 def _worker(
-    profile: WorkerProfile, rows: Sequence[WorkerRound], metrics: RunMetrics, precision: str
+    profile: WorkerProfile, rows: Sequence[WorkerRound], metrics: RunMetrics, config: RunConfig
 ) -> dict[str, Any]:
     stepped = [row for row in rows if row.completed_steps]
     steps = sum(row.completed_steps for row in stepped)
@@ -131,7 +131,7 @@ def _worker(
         "seconds_per_step_alone": metrics.seconds_per_step.get(rows[0].worker),
         "samples": sum(row.num_examples for row in rows),
         "batch_size": stepped[-1].num_examples // stepped[-1].completed_steps if stepped else 0,
-        "precision": profile.precision or precision,
+        "precision": None if config.is_script else profile.precision or config.precision,
         "compute_seconds": compute_seconds,
         "waiting_seconds": sum(row.waiting_seconds for row in rows),
         "transfer_seconds": sum(row.transfer_seconds for row in rows),

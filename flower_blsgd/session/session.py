@@ -155,7 +155,7 @@ class Session:
         self._trained = [parameter.requires_grad for parameter in model.parameters()]
         self._exchange = exchange
         self._now: _InProgress | None = None
-        self._is_ready, self._sampler_size = False, 0
+        self._is_ready, self._sampler_size, self._by_loss = False, 0, False
         self._schedulers: list[torch.optim.lr_scheduler.LambdaLR] = []
         self._evaluate: Callable[[nn.Module], Figures] | None = None
         self._evaluate_every, self._metric, self._mode = -1, "", ""
@@ -253,7 +253,7 @@ class Session:
             it into ``while not session.done:``.
         """
         sampler = SessionSampler(self, dataset, by_loss)
-        self._sampler_size = len(sampler)
+        self._sampler_size, self._by_loss = len(sampler), by_loss
         return sampler
 
     def scheduler(
@@ -341,18 +341,10 @@ class Session:
 
     @property
     def part_of_stream(self) -> tuple[int, int, int] | None:
-        """Start, stride and size of this worker's part of the stream; None at the end.
-
-        UsageError if the run does not sample uniformly.
-        """
+        """Start, stride and size of this worker's part of the stream; None at the end."""
         order = self.order
         if order is None:
             return None
-        if not order.stream_stride:
-            raise UsageError(
-                "this run chooses samples by their losses: use session.sampler(dataset, "
-                "by_loss=True) and session.step(..., losses=...), or -s sampler=uniform"
-            )
         return order.stream_start, order.stream_stride, order.local_steps * order.batch_size
 
     # --- orders
@@ -412,6 +404,16 @@ class Session:
 
     def _take(self, order: TrainOrder) -> None:
         """Load the global model, and set the optimizer's state and the learning rates."""
+        if not order.stream_stride and not self._by_loss:
+            raise UsageError(
+                "this run chooses samples by their losses: use session.sampler(dataset, "
+                "by_loss=True) and session.step(..., losses=...), or sampler=uniform, no selection"
+            )
+        if order.sample_weights is not None:
+            raise UsageError(
+                "this run weighs samples, which scripts do not: use -s selection=active-bias, or "
+                "leave selection out"
+            )
         load_state(self._model, order.arrays)
         if order.momentum is not None:
             load_momentum(self._model, self._optimizer, order.momentum)
@@ -494,18 +496,11 @@ class Session:
         """Return the figures that are numbers; warn once about each other one."""
         numbers = {}
         for name, value in found.items() if isinstance(found, Mapping) else ():
-            try:
-                if isinstance(value, str | bytes):
-                    raise TypeError
-                numbers[str(name)] = float(value)
-            except (TypeError, ValueError, RuntimeError, OverflowError):
-                if name not in self._left_out:
-                    self._left_out.add(name)
-                    _LOG.warning(
-                        "session.evaluate: %r is left out, because it is not a number (%s)",
-                        name,
-                        type(value).__name__,
-                    )
+            with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
+                numbers[str(name)] = float("" if isinstance(value, str | bytes) else value)
+            if str(name) not in numbers and name not in self._left_out:
+                self._left_out.add(name)
+                _LOG.warning("session.evaluate: %r is left out: it is not a number", name)
         return numbers
 
 

@@ -25,6 +25,15 @@ CORE = usable_cores()[0]
             ["--rounds", "3", "--workers", f"1x cpu:{CORE} role=evaluate", "script.py"],
             "workers: all have role=evaluate; name one that trains",
         ),
+        (
+            ["--rounds", "3", "-s", "trace=true", "script.py"],
+            "trace = true: a script of blsgd launch decides this itself; leave the setting out",
+        ),
+        (["--rounds", "3", "-c", "task='images'", "script.py"], 'task = "images": a script of'),
+        (
+            ["--rounds", "3", "--workers", f"1x cpu:{CORE} precision=bfloat16", "script.py"],
+            "workers: precision=bfloat16: a script decides this itself",
+        ),
     ],
 )
 def test_mistake_is_refused_in_one_line(

@@ -124,6 +124,7 @@ def order_of(round: int, steps: int, progress: float = 0.0) -> TrainOrder:
         indices=np.zeros(0, np.int32),
         arrays=arrays(0.0),
         stream_start=-1,
+        stream_stride=BATCH,
         progress=progress,
     )
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,14 +23,17 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def launched(oddities: str, workers: int = 2) -> RunRecorder:
+def launched(oddities: str, workers: int = 2, **settings: Any) -> RunRecorder:
     """Launch the script for 30 short rounds, with workers whose speeds are given."""
+    speed = "batch=8 seconds-per-step=0.001"
+    slow = f"; 1x cpu slow {speed}" if settings else ""
     config = RunConfig(
-        workers=f"{workers}x cpu batch=8 seconds-per-step=0.001",
+        workers=f"{workers}x cpu {speed}{slow}",
         local_steps_fast="2",
         rounds=30,
         epochs=10**6,
         threads=1,
+        **settings,
     )
     return launch(str(Path(odd.__file__)), oddities.split(), config)
 
@@ -42,6 +46,7 @@ def test_a_loss_alone_is_the_metric_and_smaller_is_better(
     assert [run.summary[name] for name in names] == ["loss", "min", 2.0, 1.0, 2.0, None]
     assert (run.folder.path / "best_model.safetensors").is_file()
     assert run.summary["failures_by_worker"] == {}
+    assert [worker["precision"] for worker in run.summary["workers"]] == [None]
     shown = capsys.readouterr().out
     assert "warning: loss is not a number, so best_model" in shown
     assert "done: test loss 2 after" in shown
@@ -68,15 +73,37 @@ def test_only_the_work_of_odd_workers_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("oddity", "message"),
+    ("oddity", "settings", "message"),
     [
-        ("freeze", r"worker fast-1 \S+ has a different model or different frozen weights than"),
-        ("infinite", "failed in the main worker: model: 'weight' has values that are not finite"),
-        ("raise", "failed in the main worker: the script raised ValueError: no data"),
-        ("end", "failed in the main worker: the script ended before the run was over; continue"),
+        ("freeze", {}, r"worker fast-1 \S+ has a different model or different frozen weights than"),
+        (
+            "infinite",
+            {},
+            "failed in the main worker: model: 'weight' has values that are not finite",
+        ),
+        ("raise", {}, "failed in the main worker: the script raised ValueError: no data"),
+        (
+            "end",
+            {},
+            "failed in the main worker: the script ended before the run was over; continue",
+        ),
+        (
+            "loss",
+            {"stop_at_accuracy": 0.5},
+            "^stop-at-accuracy = 0.5: the script's metric is loss; ",
+        ),
+        (
+            "",
+            {"stop_at_accuracy": 0.5},
+            "^stop-at-accuracy = 0.5: the script's metric is missing; ",
+        ),
+        ("", {"patience": 3}, r"^patience = 3: the script does not call session\.evaluate"),
+        ("", {"algorithm": "byteps"}, r"^train-on = .* \(byteps\): slow workers sum models"),
     ],
 )
-def test_what_cannot_train_is_refused_in_one_line(oddity: str, message: str) -> None:
-    line = refusal(launched, oddity)
+def test_what_cannot_train_is_refused_in_one_line(
+    oddity: str, settings: dict[str, Any], message: str
+) -> None:
+    line = refusal(launched, oddity, **settings)
     assert re.search(message, line), line
     assert not list(Path().rglob("*")), "something was written"

@@ -237,15 +237,29 @@ def test_losses_belong_to_the_samples_of_the_order_also_after_a_deadline() -> No
     assert second.losses.tolist() == indices.tolist()
 
 
-def test_uniform_sampler_is_refused_if_the_run_chooses_by_loss() -> None:
+@pytest.mark.parametrize("has_sampler", [False, True])
+def test_uniform_samples_are_refused_if_the_run_chooses_by_loss(has_sampler: bool) -> None:
     def main() -> None:
         model = model_of()
         session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        next(iter(session.sampler(range(NUM_SAMPLES))))
+        if has_sampler:
+            next(iter(session.sampler(range(NUM_SAMPLES))))
+        session.average()
 
     script = Script(main)
     with pytest.raises(UsageError, match="by_loss=True"):
         script.train(order_of(stream_stride=0))
+
+
+def test_weights_of_samples_are_refused() -> None:
+    def main() -> None:
+        model = model_of()
+        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        next(iter(session.sampler(range(NUM_SAMPLES), by_loss=True)))
+
+    script = Script(main)
+    with pytest.raises(UsageError, match="this run weighs samples, which scripts do not"):
+        script.train(order_of(stream_stride=0, sample_weights=np.ones(8, np.float32)))
 
 
 def test_optimizer_keeps_its_state_but_not_that_of_steps_before_the_run() -> None:
