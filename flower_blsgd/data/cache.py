@@ -27,7 +27,7 @@ from .source import DataSource
 
 _LOG = logging.getLogger(__name__)
 
-_FORMAT = 5
+_FORMAT = 6
 """Format version of an entry; entries of other versions are not read."""
 
 _MANIFEST = "manifest.json"

@@ -1,8 +1,10 @@
 """Sources of data: a folder or a file, a data set of the HF hub, or one of torchvision."""
 
+import errno
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 import os
 import re
@@ -38,6 +40,16 @@ _FORMS = {
 
 _VALIDATION = dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 """Names of the validation split."""
+
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+    **_VALIDATION,
+}
+"""Splits by the words in the names of their folders."""
+
+_NOT_DATA = (".git", ".cache", ".ipynb_checkpoints", "__MACOSX", "@eaDir")
+"""Folders that tools write."""
 
 _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 """Endings of a single file that is a data set."""
@@ -146,7 +158,7 @@ class DataSource:
                 )
             return f"hub {self._hub}"
         try:
-            files = sorted(_files_below(self.folder))
+            files = sorted(map(" ".join, _files_below(self.folder)))
         except OSError as error:
             raise UsageError(
                 f"{self.setting} cannot be read ({error}); repair it or name another folder"
@@ -209,6 +221,8 @@ class DataSource:
             return self._torchvision_tables(datasets)
         if (self.folder / "dataset_dict.json").is_file():
             return dict(datasets.load_from_disk(str(self.folder)))
+        if self.noun == "images" and self._images and not self._has_metadata():
+            return self._image_tables(datasets)
         folder = str(self.folder.parent if self.folder.is_file() else self.folder)
         files_and_cache = {"data_files": self._data_files(), "cache_dir": str(scratch)}
         builder = datasets.load_dataset_builder(folder, **files_and_cache)
@@ -224,7 +238,7 @@ class DataSource:
         builder.download_and_prepare(verification_mode="no_checks")
         tables = dict(builder.as_dataset())
         if builder.name == "imagefolder":
-            self._check_classes(tables)
+            self._check_metadata(datasets, tables)
         return tables
 
     def _data_files(self) -> Any:
@@ -242,23 +256,107 @@ class DataSource:
         patterns = {name: f"{name}/**" for name in names if (self.folder / name).is_dir()}
         return patterns if len(patterns) > 1 else None
 
-    def _check_classes(self, tables: Mapping[str, Any]) -> None:
-        """Raise UsageError if image folders have no classes, or a split has other classes."""
-        known: set[int] = set()
-        for split, table in sorted(tables.items(), key=lambda item: item[0] not in self.train):
-            labels = set(table.unique("label") if "label" in table.column_names else ()) - {None}
-            if not labels and "image" in table.column_names:
-                raise UsageError(
-                    f"{self.setting}: {split} has images but no classes; put every image into the "
-                    f"folder of its class, such as {split}/<class>/*.png, with at least two classes"
-                )
-            known |= labels if split in self.train else set()
-            if more := sorted(labels - known):
+    # --- image folders
+
+    @functools.cached_property
+    def _paths(self) -> list[str]:
+        """Relative paths of all files and, with a slash at the end, of all folders."""
+        return sorted(path for path, _ in _files_below(self.folder)) if self.folder else []
+
+    @functools.cached_property
+    def _images(self) -> list[str]:
+        """Relative paths of all images; empty if there are Parquet files of splits."""
+        from PIL.Image import OPEN, registered_extensions
+
+        if any(path.endswith((".parquet", ".arrow")) and _split_of(path) for path in self._paths):
+            return []
+        known = {end for end, form in registered_extensions().items() if form in OPEN}
+        return [path for path in self._paths if os.path.splitext(path)[1].lower() in known]
+
+    def _has_metadata(self) -> bool:
+        """Return whether metadata files give the labels of images."""
+        for path in self._paths:
+            if path.endswith(("metadata.csv", "metadata.jsonl")):
+                with open(f"{self.folder}/{path}", errors="replace") as file:
+                    head = file.readline()
+                if "file_name" in head and any(name in head for name in _LABELS):
+                    return True
+        return False
+
+    def _image_tables(self, datasets: Any) -> Mapping[str, Any]:
+        """Return the images of each split with their classes.
+
+        Splits are the folders with names of splits; without any, all images are for training. The
+        class is the folder directly below. ``datasets`` would take the innermost folder, and leave
+        out linked folders and names that begin with a dot or two underscores.
+        """
+        common = os.path.commonpath([os.path.dirname(path) for path in self._images])
+        parts = filter(None, common.split("/"))
+        above = "".join(
+            f"{name}/" for name in itertools.takewhile(lambda n: not _split_of(n), parts)
+        )
+        paths = [path for path in self._paths if path.startswith(above)]
+        folders = {path: path.removeprefix(above).split("/")[:-1] for path in paths}
+        tops = {tuple(folders[path][:2]) for path in self._images} - {()}
+        divided = any(_split_of(top[0]) for top in tops if len(top) > 1) or (
+            bool(tops) and all(_split_of(top[0]) for top in tops)
+        )
+        images, unread = set(self._images), set()
+        splits: dict[str, dict[str, list[str]]] = {}  # paths of each class of each split
+        for path, names in folders.items():
+            split = _split_of("".join(names[:1])) if divided else "train"
+            below = names[divided:]
+            if path in images and not split:
+                unread.add(path)
+            elif path in images:
+                if not below or (not divided and any(name in _SPLITS for name in below[1:])):
+                    raise UsageError(
+                        f"{self.setting}: {path} is in no class of a split; put every image into "
+                        "the folder of its class, such as train/<class>/*.png"
+                    )
+                splits.setdefault(split, {}).setdefault(below[0], []).append(path)
+            elif path.endswith("/") and split and len(below) == 1 and below[0][0] != ".":
+                splits.setdefault(split, {}).setdefault(below[0], [])
+        if unread:
+            _LOG.warning(
+                "%s: images next to the splits are not used, such as %s", self.setting, min(unread)
+            )
+        known = {name for split in self.train for name in splits.get(split, ())}
+        for split, classes in splits.items():
+            if more := sorted(classes.keys() - known):
                 raise UsageError(
                     f"{self.setting}: {split} has classes without training images: "
-                    f"{', '.join(table.features['label'].int2str(more))}; use the same class "
-                    f"folders in {self.train[0]} and {split}"
+                    f"{', '.join(more)}; use the same class folders in {self.train[0]} and {split}"
                 )
+            if empty := sorted(name for name in classes if not classes[name]):
+                raise UsageError(
+                    f"{self.setting}: the class folder {empty[0]} of {split} has no images; add "
+                    "some, or remove it"
+                )
+        numbers = {name: number for number, name in enumerate(sorted(known))}
+        features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(numbers))}
+        tables = {}
+        for split, classes in splits.items():
+            rows = sorted((path, numbers[name]) for name in classes for path in classes[name])
+            columns = {
+                "image": [f"{self.folder}/{path}" for path, _ in rows],
+                "label": [number for _, number in rows],
+            }
+            tables[split] = datasets.Dataset.from_dict(columns, datasets.Features(features))
+        return tables
+
+    def _check_metadata(self, datasets: Any, tables: Mapping[str, Any]) -> None:
+        """Raise UsageError if metadata files do not list all images."""
+        listed = {
+            str(image["path"])
+            for table in tables.values()
+            for image in table.cast_column("image", datasets.Image(decode=False))["image"]
+        }
+        if more := [path for path in self._images if f"{self.folder}/{path}" not in listed]:
+            raise UsageError(
+                f"{self.setting}: the metadata do not list {len(more)} images, such as {more[0]}; "
+                "add or remove them"
+            )
 
     # --- torchvision
 
@@ -348,21 +446,38 @@ def is_repaired() -> bool:
     return bool(_declared)
 
 
-def _files_below(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Yield path, size and time of every file that is not hidden, or of a single file."""
-    if folder.is_file():
-        yield f"{folder.stat().st_size} {folder.stat().st_mtime_ns}"
+def _split_of(name: str) -> str:
+    """Return the split in the words of a path, such as ``"train"`` for "Training set", or ""."""
+    words = {_SPLITS[word] for word in re.split(r"[-._ 0-9/]+", name.lower()) if word in _SPLITS}
+    return words.pop() if len(words) == 1 else ""
+
+
+def _files_below(
+    folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()
+) -> Iterator[tuple[str, str]]:
+    """Yield path, and size and time, of every file, of every folder, or of a single file.
+
+    The paths of folders end with a slash. Links are followed; `above` are the folders around.
+    OSError for a link to nothing or to a folder around it.
+    """
+    status = folder.stat()
+    if not folder.is_dir():
+        yield "", f"{status.st_size} {status.st_mtime_ns}"
         return
+    if (status.st_dev, status.st_ino) in above:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+    above |= {(status.st_dev, status.st_ino)}
     with os.scandir(folder) as entries:
         for entry in entries:
-            path = f"{prefix}{entry.name}"
-            if entry.name.startswith("."):
-                continue
+            path, hidden = f"{prefix}{entry.name}", entry.name.startswith(".")
             if entry.is_dir():
-                yield from _files_below(Path(entry.path), f"{path}/")
-            else:
+                if entry.name not in _NOT_DATA:
+                    yield f"{path}/", ""
+                    yield from _files_below(Path(entry.path), f"{path}/", above)
+            # A hidden file may be an image, but not what macOS or an editor writes.
+            elif not hidden or (os.path.splitext(path)[1] and not entry.name.startswith("._")):
                 status = entry.stat()
-                yield f"{path} {status.st_size} {status.st_mtime_ns}"
+                yield path, f"{status.st_size} {status.st_mtime_ns}"
 
 
 def is_hf_hub_name(name: str) -> bool:

@@ -19,6 +19,7 @@ from flower_blsgd.data.cache import Prepared
 from flower_blsgd.data.samples import decoded, prepared_images
 from flower_blsgd.data.source import DataSource, import_torchvision
 
+from ..log_capture import captured_log
 from ..refusal import refusal
 from .image_files import broken_jpeg, make_folders, make_parquet, pixels, png
 
@@ -63,6 +64,12 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
 
 def test_a_part_of_a_folder_has_all_classes(tmp_path: Path) -> None:
     """Its images are sorted by class, so the first ones would be of one class."""
+    names = ("cat-2", "cat", "dog")  # in the order of the paths
+    paths = [
+        f"{split}/{name}/{k}.png" for split in ("train", "test") for name in names for k in "01"
+    ]
+    part = ready(draw(tmp_path / "other", *paths), max_samples=3)
+    assert part.train[1].tolist() == part.test[1].tolist() == [1, 0, 2]
     folder = make_folders(tmp_path / "own", train=12, test=9)
     part = ready(folder, max_samples=3)
     assert part.train[1].tolist() == part.test[1].tolist() == [0, 1, 2]
@@ -71,14 +78,107 @@ def test_a_part_of_a_folder_has_all_classes(tmp_path: Path) -> None:
     assert len({part.folder, *(other.folder for other in others)}) == 3, "entries of the cache"
 
 
-def test_folders_without_classes(tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        (tmp_path / "own" / split).mkdir(parents=True)
-        (tmp_path / "own" / split / "0.png").write_bytes(png(0))
-    assert refused(tmp_path / "own").endswith(
-        "train has images but no classes; put every image into the folder of its class, such as "
-        "train/<class>/*.png, with at least two classes"
+def draw(root: Path, *paths: str) -> Path:
+    """Write image k to path k."""
+    for k, path in enumerate(paths):
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(png(k))
+    return root
+
+
+ODD = (".cat", "007", "__background__", "_x", "a::b", "d[1]*")
+"""Names of classes, in their order."""
+
+
+@pytest.mark.parametrize(
+    "layout", ["odd", "deep", "linked", "other names", "one above", "side files"]
+)
+def test_the_class_is_the_folder_below_the_split(tmp_path: Path, layout: str) -> None:
+    """Also if the library that reads tables would leave it out, or take another one."""
+    own = tmp_path / "own"
+    paths = ["train/cat/0.PNG", "train/dog/0.png", "test/cat/0.png", "test/dog/0.png"]
+    labels = [0, 1]
+    if layout == "odd":
+        paths = [f"{split}/{name}/.0.png" for split in ("train", "test") for name in ODD]
+        labels = list(range(len(ODD)))
+    elif layout == "deep":
+        paths = [
+            *("train/cat/v1/0.png", "train/cat/v2/train/0.png", "train/dog/v1/0.png"),
+            *("train/dog/v3/0.png", "train/owl/0.png", "test/dog/v2/0.png"),
+        ]
+        labels = [0, 0, 1, 1, 2]
+    elif layout == "other names":
+        paths = [path.replace("train", "Training set").replace("test", "Test") for path in paths]
+    elif layout == "one above":
+        paths = [f"images/{path}" for path in paths]
+    draw(own, *paths)
+    if layout == "linked":
+        (own / "train" / "dog").rename(tmp_path / "dog")
+        (own / "train" / "dog").symlink_to(tmp_path / "dog")
+        (own / "test" / "cat" / "0.png").rename(tmp_path / "cat.png")
+        (own / "test" / "cat" / "0.png").symlink_to(tmp_path / "cat.png")
+    elif layout == "side files":
+        draw(own, *paths, "train/cat/.ipynb_checkpoints/0.png")
+        (own / "train" / "cat" / "._0.png").write_text("of macOS")
+        for k in range(9):
+            (own / "train" / "cat" / f"{k}.txt").write_text("a caption")
+            (own / "test" / "dog" / f"{k}.json").write_text("{}")
+        (own / "train" / "metadata.csv").write_text("file_name,size\ncat/0.PNG,3\n")
+        (own / "metadata.jsonl").write_text("{}")
+    images = ready(own)
+    assert (images.train[1].tolist(), images.num_classes) == (labels, max(labels) + 1)
+    assert np.array_equal(images.train[0], chw(*range(len(labels))))
+    assert np.array_equal(images.test[0], chw(*range(len(labels), len(paths))))
+
+
+def test_images_that_cannot_be_placed_are_named(tmp_path: Path) -> None:
+    own = draw(tmp_path / "own", "train/cat/0.png", "train/dog/0.png", "test/cat/0.png")
+    source = f"data = {str(own)!r}"
+    (own / "train" / "owl").mkdir()
+    assert refused(own) == (
+        f"{source}: the class folder owl of train has no images; add some, or remove it"
     )
+    draw(own, "train/owl/0.png", "train/0.png")
+    assert refused(own) == (
+        f"{source}: train/0.png is in no class of a split; put every image into the folder of its "
+        "class, such as train/<class>/*.png"
+    )
+    (own / "train" / "0.png").unlink()
+    for to, why in ((tmp_path / "none", "No such file"), (own / "train", "Too many levels of sym")):
+        (own / "train" / "fox").symlink_to(to)
+        message = refused(own)
+        assert message.startswith(f"{source} cannot be read ([Errno ")
+        assert why in message
+        assert f"'{own}/train/fox')" in message
+        (own / "train" / "fox").unlink()
+    draw(own, "logo.png", "masks/0.png")
+    with captured_log() as log:
+        assert ready(own).train[1].tolist() == [0, 1, 2]
+    assert log.warnings == [f"{source}: images next to the splits are not used, such as logo.png"]
+    for paths in (("train/0.png", "test/0.png"), ("a/train/x/0.png", "b/test/x/0.png")):
+        message = refused(draw(tmp_path / paths[0][0], *paths))
+        assert "0.png is in no class of a split" in message
+
+
+def test_classes_without_splits(tmp_path: Path) -> None:
+    own = draw(tmp_path / "own", "cat/0.png", "cat/old/0.png", "train/0.png", "dog/0.png")
+    (own / ".config").mkdir()
+    assert ready(own, needs_test=False).train[1].tolist() == [0, 0, 1, 2]
+
+
+def test_metadata_files_with_labels_list_all_images(tmp_path: Path) -> None:
+    own = draw(
+        tmp_path / "own", *(f"{split}/{k}.png" for split in ("train", "test") for k in (0, 1))
+    )
+    for split, names in (("train", "01"), ("test", "0")):
+        rows = "".join(f"{name}.png,{'ab'[int(name)]}\n" for name in names)
+        (own / split / "metadata.csv").write_text(f"file_name,label\n{rows}")
+    assert refused(own) == (
+        f"data = {str(own)!r}: the metadata do not list 1 images, such as test/1.png; add or "
+        "remove them"
+    )
+    (own / "test" / "1.png").unlink()
+    assert ready(own).train[1].tolist() == [0, 1]
 
 
 def test_other_classes_for_testing(tmp_path: Path) -> None:

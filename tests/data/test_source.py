@@ -76,8 +76,9 @@ def test_classes_may_be_called_like_splits(tmp_path: Path, other: str) -> None:
             (tmp_path / "own" / split / name).mkdir(parents=True)
             (tmp_path / "own" / split / name / "train-0.png").write_bytes(png(first + k))
     tables = source_of(tmp_path / "own").tables(tmp_path / "scratch")
-    assert tables.keys() == {"train", "test" if other == "test" else "validation"}
-    for table, first in zip(tables.values(), (0, 1000), strict=True):
+    rest = "test" if other == "test" else "validation"
+    assert tables.keys() == {"train", rest}
+    for table, first in ((tables["train"], 0), (tables[rest], 1000)):
         assert table["label"][:] == [0, 1, 2]
         for k, image in enumerate(table["image"]):
             assert np.array_equal(np.asarray(image), pixels(first + k))
@@ -85,8 +86,7 @@ def test_classes_may_be_called_like_splits(tmp_path: Path, other: str) -> None:
 
 def test_a_file_of_two_splits_is_refused(tmp_path: Path) -> None:
     """The splits are not at the top, so that the library looks for them everywhere."""
-    test = make_folders(tmp_path / "own" / "images") / "test"
-    (test / "cat").rename(test / "train")
+    make_parquet(tmp_path / "own" / "train" / "test", IMAGES, IMAGES[:3])
     message = refusal(rows_of, tmp_path / "own", tmp_path / "scratch")
     assert message.startswith(
         f"data = {str(tmp_path / 'own')!r}: the names of some files match two"
