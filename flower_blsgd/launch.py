@@ -14,6 +14,7 @@ from rich.console import Console
 
 from .config import RunConfig
 from .errors import UsageError
+from .grids.features import features_of
 from .grids.local_grid import LocalGrid
 from .grids.mailbox import MailboxGrid
 from .grids.worker_spec import WorkerSpec, parse_workers
@@ -138,6 +139,8 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
     answers = [read_answer(replies.get(node_id), None, _read_join) for node_id in nodes]
     found = [a for a in answers if not isinstance(a, Failure) and a[0].is_main]
     if not found:
+        if workers := features_of(grid).workers:
+            answers = [answers[_main_rank(workers)]]
         reasons = {
             a.brief if a.kind != "late" else _LATE for a in answers if isinstance(a, Failure)
         }

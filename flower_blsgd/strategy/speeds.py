@@ -122,13 +122,16 @@ class Connector:
     def prepare_epoch(self, grid: Grid) -> None:
         """Query new nodes and excluded workers before an epoch.
 
-        Waits if too few training workers are left; AggregationError if they do not return.
+        Nodes that did not answer before are queried after 1, 2, 4, 8, ... epochs only. Waits if too
+        few training workers are left; AggregationError if they do not return.
         """
         registry, began = self.registry, self.planner.began
         training = self.planner.training
         first_new, needed = len(registry.workers), min(self.min_workers, began)
         known = {worker.node_id for worker in registry.workers}
         nodes = set(grid.get_node_ids()) - known - registry.refused_nodes
+        if self.planner.epoch & (self.planner.epoch - 1):
+            nodes -= self._queried_nodes
         nodes |= {w.node_id for w in registry.workers if w.present and w.excluded}
         self._query(grid, sorted(nodes))
         give_up_at = time.monotonic() + _RETURN_SECONDS

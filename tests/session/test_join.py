@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from flower_blsgd import launch
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
+from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import SessionInfo
 from flower_blsgd.run import Workload, make_strategy
 
@@ -65,6 +66,21 @@ def test_script_that_does_not_step_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     line = refusal(workload, lambda message, _: None, OTHER)
     assert line.startswith("train.py failed in the main worker: it has not called session.step")
     assert "no node has partition-id=0" in refusal(workload, OTHER, OTHER)
+
+
+def test_reason_is_that_of_the_main_worker_only() -> None:
+    """The other one may have failed for a reason of its own, which is not what to repair first."""
+
+    def fails(reason: str) -> Handler:
+        def handle(message: Message, node_id: int) -> Message:
+            raise UsageError(reason)
+
+        return handle
+
+    grid = InProcessGrid({10: fails("no license"), 11: fails("no data")})
+    assert refusal(launch._workload, grid, CONFIG).endswith("main worker: no data; no license")
+    grid.workers = WorkerSpec("cpu", (0,), tier="slow"), WorkerSpec("cpu", (1,), tier="fast")
+    assert refusal(launch._workload, grid, CONFIG).endswith("main worker: no data")
 
 
 @thoroughly(5)

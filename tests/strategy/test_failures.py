@@ -249,6 +249,19 @@ def test_worker_that_fails_at_its_start_is_counted_and_taken_when_it_answers(
     registry.load_state_dict(state)  # of an older version
 
 
+def test_worker_that_never_starts_is_queried_less_and_less_often() -> None:
+    """Each query starts its process again, and the others wait for the answer."""
+    asked = []
+
+    def fails(message: Message, node_id: int) -> Message:
+        asked.append(run.records[-1].epoch if run.records else 0)
+        raise UsageError("no license on this machine")
+
+    run = Run(InProcessGrid(three() | {20: fails}), min_available_nodes=2)
+    run.play(epochs=20)
+    assert asked == [0, 1, 2, 4, 8, 16]
+
+
 class Named(InProcessGrid):
     """Knows the devices of its nodes, as the local grid does."""
 
