@@ -304,6 +304,21 @@ def test_epochs_have_their_samples_and_progress_never_decreases_with_rounds_that
     assert found.tolist() == permutation_stream(3, num_samples, 0, len(found)).tolist()
 
 
+def test_state_of_version_0_1_0_has_no_rest_of_an_epoch() -> None:
+    planner, workers = planner_of(24), workers_of()
+    play(planner, 1, workers)
+    state = planner.state_dict()
+    for name in ("rounds_before", "share_before", "is_provisional"):
+        del state["counters"][name]
+    resumed = planner_of(24)
+    resumed.load_state_dict(state, workers)
+    assert resumed.measured is None
+    assert resumed.epochs_done == planner.epochs_done == 1 / 4
+    del state["counters"]["epoch"]
+    with pytest.raises(ValueError, match="another version"):
+        resumed.load_state_dict(state, workers)
+
+
 def test_rest_of_an_epoch_has_other_samples_than_its_first_rounds() -> None:
     """For samplers that draw anew, with the same seed, when the rest of the epoch is planned."""
     planner = planner_of(240, sampler=SeparatedSampler(0.0))
