@@ -36,7 +36,8 @@ def _follow(folder: Path) -> None:
         run.update()
         if console.is_terminal and run.summary is None:
             with Live(console=console, auto_refresh=False, transient=True) as live:
-                while run.summary is None and not lost_output:
+                # A terminal that was closed is none.
+                while run.summary is None and console.is_terminal and not lost_output:
                     live.update(view(run), refresh=True)
                     time.sleep(_INTERVAL_SECONDS)
                     run.update()

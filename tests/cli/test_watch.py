@@ -1,6 +1,8 @@
 """``blsgd watch``: what it shows, and when it ends."""
 
 import io
+import os
+import pty
 import re
 import sys
 import time
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flower_blsgd import files
 from flower_blsgd.cli import watch_view
 from flower_blsgd.cli.main import main
 from flower_blsgd.cli.watch_view import curve_columns, curve_lines
@@ -143,6 +146,28 @@ def test_view_follows_a_run_to_its_end(digits: RunFolder, watched: Callable[...,
     )
     at = [shown.index(text) for text in ("no round yet", "round 1/2", "round 2/2", DONE)]
     assert at == sorted(at)
+
+
+@pytest.mark.parametrize("forced", ["", "1"], ids=["", "rich takes anything for a terminal"])
+def test_view_ends_when_its_terminal_is_closed(
+    digits: RunFolder, monkeypatch: pytest.MonkeyPatch, forced: str
+) -> None:
+    master, terminal = pty.openpty()
+    pauses = iter([lambda: os.close(master), lambda: None])
+    monkeypatch.setattr(time, "sleep", lambda _: next(pauses)())
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    if forced:
+        monkeypatch.setenv("FORCE_COLOR", forced)
+    monkeypatch.setenv("TERM", "xterm")
+    text = io.TextIOWrapper(io.BufferedWriter(io.FileIO(terminal, "wb")), "utf-8")
+    for name in ("stdout", "__stdout__"):
+        monkeypatch.setattr(sys, name, text)
+    files.outlast_readers()
+    try:
+        assert main(["watch"]) == 0
+        sys.stdout.flush()
+    finally:
+        files.lost_output.clear()
 
 
 def test_ctrl_c_ends_the_view_alone(digits: RunFolder, watched: Callable[..., str]) -> None:
