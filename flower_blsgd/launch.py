@@ -203,10 +203,7 @@ def _read_join(content: RecordDict) -> tuple[SessionInfo, ArrayRecord]:
 
 
 def _metrics(report: EvaluateReport, metric_name: str) -> MetricRecord:
-    """Return the figures of a script's function; none if no worker could evaluate.
-
-    UsageError if the metric is not one of them.
-    """
+    """Return a script's figures; none if no worker evaluated. UsageError without the metric."""
     if report.loss_sums and metric_name not in report.metric_names:
         raise UsageError(
             f"session.evaluate: the function must return the number {metric_name!r}, but it "

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _REFUSED = ("StochasticWeightAveraging", "BatchSizeFinder", "LearningRateFinder", "BaseFinetuning")
 """Callbacks that count a worker's own epochs, search by its own speed, or unfreeze parameters."""
 
+_AT_ITS_END = "Trainer.fit: its checkpoint is at the end of max_epochs or max_steps; raise them"
+
 
 class BlsgdCallback:
     """Lightning callback that makes a script a worker of ``blsgd launch``.
@@ -197,6 +199,8 @@ class BlsgdCallback:
                 self._session.close()
                 self._session = None
             return
+        if self._session is None:
+            raise UsageError(_AT_ITS_END)
         if not self._exchange.is_main:
             raise SystemExit(0)
 
@@ -315,13 +319,17 @@ class _Schedule:
     """A learning rate scheduler that follows the progress of the run."""
 
     def __init__(self, scheduler: Any, steps: int) -> None:
-        self._scheduler, self._taken = scheduler, scheduler.last_epoch  # of a checkpoint, else 0
-        self._first, self._left = self._taken, max(0, steps - self._taken)
+        is_chained = not hasattr(scheduler, "last_epoch")
+        self._scheduler = scheduler
+        self._counting = scheduler._schedulers[0] if is_chained else scheduler
+        self._first = self._counting.last_epoch  # of a checkpoint, else 0
+        self._left = steps - self._first
+        if self._left <= 0:
+            raise UsageError(_AT_ITS_END)
 
     def move_to(self, progress: float) -> None:
         """Take the steps up to this share of those that were left."""
-        while self._taken < self._first + int(progress * self._left):
-            self._taken += 1
+        while self._counting.last_epoch < self._first + int(progress * self._left):
             self._scheduler.step()
 
 

@@ -129,11 +129,6 @@ class BlsgdCallback(TrainerCallback):
         if not exchange.is_main:
             trainer.save_model = lambda *_, **__: None
 
-    @property
-    def samples(self) -> Iterator[int]:
-        """Samples of this worker until the run is over."""
-        return self._stream
-
     # --- events of the Trainer
 
     def on_train_begin(
@@ -265,7 +260,7 @@ class _EndlessSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         if self._callback.session is None:  # the script looks at a batch
             return iter(RandomSampler(self._dataset))
-        return itertools.islice(self._callback.samples, self._size)
+        return itertools.islice(self._callback._stream, self._size)
 
 
 def _check(trainer: Any) -> None:

@@ -62,6 +62,7 @@ def module_of(**attributes: Any) -> Any:
             self.drawn: list[float] = []
             self.rates: list[float] = []
             self.validated: list[float] = []
+            self.is_chained = False
 
         def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
             self.drawn += batch.flatten().tolist()
@@ -75,7 +76,10 @@ def module_of(**attributes: Any) -> Any:
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
             steps = self.trainer.estimated_stepping_batches
-            linear = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / steps)
+            linear: Any = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / steps)
+            if self.is_chained:
+                linear = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
+                linear = torch.optim.lr_scheduler.ChainedScheduler([linear])
             return [optimizer], [{"scheduler": linear, "interval": "step"}]
 
     module = Module()
@@ -186,18 +190,27 @@ def test_schedule_follows_the_progress_of_the_run() -> None:
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0)
 
 
-def test_schedule_continues_where_a_checkpoint_ended() -> None:
+@pytest.mark.parametrize("is_chained", [False, True])
+def test_schedule_continues_where_a_checkpoint_ended(is_chained: bool) -> None:
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     saves = ModelCheckpoint(".", "{step}", every_n_train_steps=5, save_top_k=-1)
-    trainer_of(saves, max_epochs=5).fit(module_of(), numbers())
+    saving = trainer_of(saves, max_epochs=5)
+    saving.fit(module_of(is_chained=is_chained), numbers())
+    saving.save_checkpoint("last.ckpt")
     becomes_worker()
     HERE.has_joined = False
-    module, trainer = module_of(), trainer_of(max_epochs=5)  # 20 steps alone
+    module, trainer = module_of(is_chained=is_chained), trainer_of(max_epochs=5)  # 20 steps alone
     fit(module, trainer, [order_of(n + 1, 2, n / 3) for n in range(3)], checkpoint="step=5.ckpt")
     expected = [0.75] * 3 + [0.5] * 2 + [0.25] * 2
     assert module.rates == pytest.approx(expected)  # of step 5, 10 and 15
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0)
+    for end in ("step=20", "last"):  # within the last epoch, and after it
+        becomes_worker()
+        HERE.has_joined = False
+        module, trainer = module_of(is_chained=is_chained), trainer_of(max_epochs=5)
+        ended = refusal(trainer.fit, module, numbers(), ckpt_path=f"{end}.ckpt")
+        assert ended.startswith("Trainer.fit: its checkpoint is at the end of max_epochs or max_st")
 
 
 def test_averaged_model_is_validated_and_only_the_main_worker_saves() -> None:
