@@ -92,11 +92,6 @@ def test_only_the_work_of_odd_workers_is_lost() -> None:
             {"stop_at_accuracy": 0.5},
             "^stop-at-accuracy = 0.5: the script's metric is loss; ",
         ),
-        (
-            "",
-            {"stop_at_accuracy": 0.5},
-            "^stop-at-accuracy = 0.5: the script's metric is missing; ",
-        ),
         ("", {"patience": 3}, r"^patience = 3: the script does not call session\.evaluate"),
         ("", {"algorithm": "byteps"}, r"^train-on = .* \(byteps\): slow workers sum models"),
     ],
