@@ -4,7 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -27,7 +27,8 @@ from .settings import Settings
 from .strategy.budget import Budget
 from .tasks import GIVEN_IN_PYTHON, TASKS
 from .tasks.by_name import load_saved_model, load_task, registration
-from .tasks.task import Task
+from .tasks.task import Task, restored_generator
+from .worker.batches import tensor_parts
 from .worker.model_io import first_difference, sent_tensors
 from .worker.step import use_precision
 
@@ -153,6 +154,9 @@ def _train(
     on_round_end: OnRoundEnd | None,
     on_epoch_end: OnEpochEnd | None,
 ) -> TrainResult:
+    if task is not None and not task.data_fingerprint and tensor_parts(task.train):
+        # Hashing takes seconds, and the workers get these very arrays.
+        task = replace(task, data_fingerprint=GIVEN_IN_PYTHON)
     # Registered in the worker processes only: other threads here may train other tasks.
     setup = registration(config.task if task is None else task)
     grid = make_local_grid(config, setup)
@@ -179,12 +183,15 @@ def _train(
 def _quiet_flower() -> Iterator[None]:
     """Limit Flower's log to warnings, because it logs several lines per round."""
     logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
+
+    def is_warning(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+    logger.addFilter(is_warning)  # not the level: runs in other threads may overlap
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.removeFilter(is_warning)
 
 
 @dataclass(frozen=True)
@@ -238,7 +245,7 @@ def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Mod
     folder = Path(os.path.expanduser(run))
     config = read_config(folder)
     tensors = _tensors(folder)
-    with torch.random.fork_rng(devices=[]):  # keep the caller's random state
+    with restored_generator():
         if task is None and config.task in TASKS:
             model = load_saved_model(config.task, config.model, tensors, config.dropout)
         else:

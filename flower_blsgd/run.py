@@ -28,7 +28,7 @@ from .protocol import TRACE_FOLDER, EvaluateReport, WorkerProfile, state_copies
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
 from .results.progress import ProgressView
-from .results.recorder import RunRecorder
+from .results.recorder import RunRecorder, own_warnings
 from .results.speed_profile import SpeedProfile, with_profile
 from .resume import ResumedRun, open_run_to_resume
 from .strategy.biased_local_sgd import BiasedLocalSGD
@@ -69,7 +69,8 @@ def train_on(
     `BiasedLocalSGD`, and KeyboardInterrupt on Ctrl-C, with the results so far in the folder.
     """
     config = config.with_absolute_paths()
-    with open_run_to_resume(config, complete=isinstance(grid, LocalGrid)) as resumed:
+    is_local = isinstance(grid, LocalGrid)
+    with own_warnings(), open_run_to_resume(config, complete=is_local) as resumed:
         load = load or functools.partial(_workload_of_task, given=task)
         return _train(grid, resumed.config if resumed else config, view, resumed, load)
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import flower_blsgd
-from flower_blsgd import Task, evaluate_run, load
+from flower_blsgd import Task, api, evaluate_run, load
 from flower_blsgd.cli.main import main
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
@@ -27,6 +27,7 @@ from flower_blsgd.tasks import load_task, register_task
 from scripts.flower_engine import session_members
 
 from .grids.processes import is_helper, processes_below, wait_until
+from .log_capture import captured_log
 from .refusal import refusal
 from .small_training import points_task
 
@@ -263,8 +264,24 @@ def test_task_by_name_trains_loads_and_evaluates(
     assert after == before
 
 
+def test_log_level_survives_runs_that_overlap() -> None:
+    logger = logging.getLogger("flwr")
+    level, first, second = logger.level, api._quiet_flower(), api._quiet_flower()
+    with captured_log("flwr") as log:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        logger.info("of a run")
+        second.__exit__(None, None, None)
+        logger.info("of nobody")
+    assert logger.level == level
+    assert log.lines(logging.INFO) == ["of nobody"]
+
+
 @pytest.mark.processes
-def test_callback_that_raises_ends_the_run(folder: Path) -> None:
+def test_callback_that_raises_ends_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its workers get the data by value, so that there is nothing to compare.
+    monkeypatch.setattr("flower_blsgd.tasks.task.hashlib", None)
     before = processes_below()
     level = logging.getLogger("flwr").level
     seen: list[RoundRecord] = []

@@ -2,7 +2,10 @@
 
 import csv
 import json
+import logging
+import threading
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
+from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -22,6 +26,7 @@ from flower_blsgd.grids.flower_app import built_in_app
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import Accelerator, Machine, usable_cores
 from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
+from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import (
     _workload_of_task,
@@ -30,6 +35,8 @@ from flower_blsgd.run import (
     precision_note,
     train_on,
 )
+from flower_blsgd.strategy.budget import Budget
+from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.tasks import load_task, register_task
 from flower_blsgd.tasks.task import correct
 from server.blsgd_server import app as server_app
@@ -212,6 +219,32 @@ def test_server_evaluates_on_the_cpu_for_a_worker_or_if_its_accelerator_is_full(
     assert devices == [*used, "cpu"]
     assert len(log.warnings) == len(emptied) == len(used) - 1
     assert (whole.last, whole.loss_sums[:2]) == (20, half.loss_sums)
+
+
+def test_runs_in_two_threads_have_their_own_warnings() -> None:
+    logger, barrier = logging.getLogger("flower_blsgd"), threading.Barrier(2, timeout=60)
+
+    def train(name: str) -> str:
+        config = config_of(name=name, epochs=1, local_steps_fast=40, evaluate_on="server")
+        seen: list[RoundRecord] = []
+
+        def warn(record: RoundRecord) -> None:
+            if not seen:
+                barrier.wait()
+                logger.warning("warning of %s", name)
+                barrier.wait()
+            seen.append(record)
+
+        view = ProgressView(Budget.of_run(config), Console(quiet=True), on_round_end=warn)
+        folder = train_on(grid_of(config), config, view, load_task("digits")).folder.path
+        return (folder / "run.log").read_text()
+
+    with ThreadPoolExecutor() as pool:
+        logs = list(pool.map(train, ("one", "two")))
+    for name, log in zip(("one", "two"), logs, strict=True):
+        assert [line.split()[1:] for line in log.splitlines() if "warning of" in line] == [
+            ["warning", "of", name]
+        ]
 
 
 def test_run_draws_nothing_from_the_callers_generator() -> None:

@@ -1,6 +1,7 @@
 """A Flower grid of worker processes on this machine, each pinned to its own device."""
 
 import contextlib
+import contextvars
 import functools
 import logging
 import queue
@@ -208,7 +209,8 @@ class WorkerNode:
                 return
             self._waiting.put((message, payload))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, daemon=True)
+                run = contextvars.copy_context().run  # its warnings are those of this run
+                self._thread = threading.Thread(target=run, args=(self._serve,), daemon=True)
                 self._thread.start()
 
     def stop_late(self) -> None:

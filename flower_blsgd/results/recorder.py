@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ from .stopping import Best, EarlyStopping
 from .summary import last_lines, summary_of
 from .tables import counted
 from .waiting import waiting_note
+
+_RUN: ContextVar[object] = ContextVar("run", default=None)
+
+
+@contextlib.contextmanager
+def own_warnings() -> Iterator[None]:
+    """Keep warnings out of the ``run.log`` of runs in other threads."""
+    token = _RUN.set(object())
+    try:
+        yield
+    finally:
+        _RUN.reset(token)
 
 
 @dataclasses.dataclass
@@ -133,7 +146,13 @@ class RunRecorder:
             self._view.measured_on = "validation "
         self._view.begin()
         warnings, loggers = logging.Handler(logging.WARNING), ("flower_blsgd", "flwr")
-        warnings.emit = lambda record: self._log(record.getMessage())  # type: ignore[method-assign]
+        run = _RUN.get()
+
+        def emit(record: logging.LogRecord) -> None:
+            if _RUN.get() in (run, None):
+                self._log(record.getMessage())
+
+        warnings.emit = emit  # type: ignore[method-assign]
         for name in loggers:
             logging.getLogger(name).addHandler(warnings)
         try:

@@ -2,7 +2,8 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,16 @@ _LONGEST_REASON = 200
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return 1.0 for every correctly classified sample, else 0.0; shape (batch_size,)."""
     return (outputs.argmax(dim=1) == targets).float()
+
+
+_GENERATOR = threading.RLock()
+
+
+@contextlib.contextmanager
+def restored_generator() -> Iterator[None]:
+    """Restore torch's generator after a block, during which no other task's thread uses it."""
+    with _GENERATOR, torch.random.fork_rng(devices=[]):
+        yield
 
 
 @dataclass(frozen=True)
@@ -155,7 +166,7 @@ class Task:
 
     def _has_pairs(self) -> bool:
         """Return whether batches are pairs, or cannot be read, which `check_task` reports."""
-        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
+        with contextlib.suppress(Exception), restored_generator():
             source = BatchSource(self.test, torch.device("cpu"), collate=self.collate)
             batch = source.batch(torch.tensor([0]))
             return isinstance(batch, tuple | list) and len(batch) == 2
@@ -173,7 +184,7 @@ class Task:
 
     def fresh_model(self, seed: int) -> nn.Module:
         """Return a new model whose weights are a pure function of the seed."""
-        with torch.random.fork_rng(devices=[]):
+        with restored_generator():
             torch.manual_seed(seed)
             return self.model()
 
@@ -187,7 +198,7 @@ class Task:
         UsageError
             If `pretrained` raises an exception.
         """
-        with torch.random.fork_rng(devices=[]):
+        with restored_generator():
             torch.manual_seed(seed)
             model = self.model()
             if self.pretrained is not None:

@@ -1,6 +1,7 @@
 """Tasks: made, tried, split for validation, loaded by name and prepared."""
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -581,6 +582,33 @@ def test_the_default_metric_of_pairs_stays_the_accuracy() -> None:
 class Bad(Pairs):
     def __getitem__(self, index: int) -> Any:
         raise ZeroDivisionError("it cannot be read")
+
+
+def test_models_of_two_threads_are_functions_of_their_seeds() -> None:
+    begun, raced, done = (threading.Event() for _ in range(3))
+
+    def make() -> nn.Module:
+        begun.set()
+        raced.wait(0.2)  # in which another thread may seed the generator, if it is not held off
+        return nn.Linear(2, 3)
+
+    def make_meanwhile() -> nn.Module:
+        raced.set()
+        done.wait(60)
+        return nn.Linear(2, 3)
+
+    def race() -> None:
+        begun.wait(60)
+        task_of(model=make_meanwhile).initial_model(1)
+
+    task, before = task_of(model=make), torch.get_rng_state()
+    racing = threading.Thread(target=race)
+    racing.start()
+    model = task.initial_model(0)
+    done.set()
+    racing.join()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not states_differ(model, task.initial_model(0))
 
 
 @pytest.mark.parametrize("repaired", [False, True])
