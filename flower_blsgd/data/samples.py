@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..errors import UsageError, first_line
 from .cache import Prepared, prepared
 from .source import COLUMNS, DataSource
-from .splits import Convert, prepared_rows
+from .splits import Convert, as_texts, prepared_rows
 
 SMALL_SIDE = 64
 """Largest side of small images, which are kept in their own size."""
@@ -173,7 +173,7 @@ def prepared_texts(
         def tokens_of(text: str) -> list[int]:
             tokens: list[int] = saved.encode(text).ids
             if len(tokens) == marks:
-                raise ValueError("no tokens")
+                raise ValueError(f"no tokens in {text[:40]!r}")
             return tokens
 
         return tokens_of, (max_tokens,), {"vocabulary": saved.get_vocab_size()}
@@ -246,4 +246,4 @@ def _texts_of(source: DataSource, tables: Mapping[str, Any], split: str) -> list
             f"{source.setting}: {split} has no column of texts ({', '.join(COLUMNS['texts'][0])}), "
             f"but {', '.join(table.column_names)}; rename it"
         )
-    return [text for text in table[column] if text]
+    return [text for text in as_texts(source, split, table, column, column)[column] if text]

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import re
+import tempfile
 import threading
 import urllib.error
 import urllib.request
@@ -223,12 +224,10 @@ class DataSource:
             return dict(datasets.load_from_disk(str(self.folder)))
         if self.noun == "images" and self._images and not self._has_metadata():
             return self._image_tables(datasets)
-        folder = str(self.folder.parent if self.folder.is_file() else self.folder)
-        files_and_cache = {"data_files": self._data_files(), "cache_dir": str(scratch)}
-        builder = datasets.load_dataset_builder(folder, **files_and_cache)
-        if builder.name == "text":  # a row for each file, not for each line
-            builder = datasets.load_dataset_builder(folder, sample_by="document", **files_and_cache)
-        files = [file for split in (builder.config.data_files or {}).values() for file in split]
+        builder = self._builder(datasets, scratch, self._data_files())
+        for split, found in (builder.config.data_files or {}).items():
+            self._files[_VALIDATION.get(str(split), str(split))] = [str(file) for file in found]
+        files = [file for found in self._files.values() for file in found]
         if len(set(files)) < len(files):
             raise UsageError(
                 f"{self.setting}: the names of some files match two splits; put the splits into "
@@ -240,6 +239,43 @@ class DataSource:
         if builder.name == "imagefolder":
             self._check_metadata(datasets, tables)
         return tables
+
+    def _builder(self, datasets: Any, scratch: Path, data_files: Any) -> Any:
+        """Return the library's reader of files; values in CSV files stay strings."""
+        assert self.folder is not None
+        folder = str(self.folder.parent if self.folder.is_file() else self.folder)
+        options = {"data_files": data_files, "cache_dir": str(scratch)}
+        builder = datasets.load_dataset_builder(folder, **options)
+        if builder.name == "text":  # a row for each file, not for each line
+            options |= {"sample_by": "document", "encoding": "utf-8-sig"}
+        elif builder.name == "csv":
+            columns = (name for names in COLUMNS[self.noun] for name in names)
+            options |= {"converters": dict.fromkeys(columns, str), "keep_default_na": False}
+        else:
+            return builder
+        return datasets.load_dataset_builder(folder, **options)
+
+    @functools.cached_property
+    def _files(self) -> dict[str, list[str]]:
+        """Paths of the files that each split was read from."""
+        return {}
+
+    def where(self, split: str, row: int) -> str:
+        """Return the file of a row of a split and its number in this file, counted from 1."""
+        import datasets
+
+        files = self._files.get(split, ())
+        for file in files:
+            if len(files) > 1:  # reads it again, only for a message
+                with tempfile.TemporaryDirectory() as scratch:
+                    builder = self._builder(datasets, Path(scratch), {"train": file})
+                    builder.download_and_prepare()
+                    count = len(builder.as_dataset()["train"])
+                if row >= count:
+                    row -= count
+                    continue
+            return f"{file}, row {row + 1}"
+        return f"row {row + 1} of {split}"
 
     def _data_files(self) -> Any:
         """Return the files of each split as patterns; None to let ``datasets`` find the splits."""

@@ -1,7 +1,10 @@
 """Conversion of a data set's tables to arrays of samples and labels."""
 
+import json
 import logging
+import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +24,9 @@ _LOG = logging.getLogger(__name__)
 
 _CHUNK = 32
 """Rows per unit of work of a thread."""
+
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?")
+"""Number without leading zeros, which would be a name such as "007"."""
 
 Convert = Callable[[Any], npt.ArrayLike]
 """Converts a sample to an array; raises any error for a bad one."""
@@ -48,7 +54,9 @@ def prepared_rows(
         parts, num_classes = read_parts(source, source.tables(scratch))
         convert, shape, facts = converter(parts["train"], folder)
         skipped = {
-            part: write_part(rows, folder, part, convert, shape, dtype, source.skip_bad, filler)
+            part: write_part(
+                rows, folder, part, convert, shape, dtype, source.skip_bad, filler, source.where
+            )
             for part, rows in parts.items()
         }
         return {"num_classes": num_classes, "skipped": skipped, **facts}
@@ -77,7 +85,7 @@ def read_parts(source: DataSource, tables: Mapping[str, Any]) -> tuple[dict[str,
         names["test"] = ("validation",) if "validation" in tables else source.test
     if not source.needs_test and not set(names["test"]) & set(tables):
         del names["test"]
-    splits = {}
+    splits, columns = {}, {}
     for split in dict.fromkeys(split for part in names.values() for split in part):
         if split not in tables:
             raise _no_split(source, split, tables)
@@ -92,15 +100,18 @@ def read_parts(source: DataSource, tables: Mapping[str, Any]) -> tuple[dict[str,
             )
         renamed = {names[0]: name for names, name in zip(known, ("sample", "label"), strict=True)}
         splits[split] = table.select_columns(list(renamed)).rename_columns(renamed)
+        columns[split] = known[1][0]
+        if source.noun == "texts":
+            splits[split] = as_texts(source, split, splits[split], "sample", known[0][0])
         if isinstance(splits[split].features["sample"], Image):
             # Otherwise one damaged image makes its whole chunk unreadable.
             splits[split] = splits[split].cast_column("sample", Image(decode=False))
-    splits = _number_classes(source, splits)
+    splits = _number_classes(source, splits, columns)
     num_classes = _count_classes(source, splits)
     joined = {}
     for part, chosen in names.items():
         try:
-            rows = concatenate_datasets([splits[split] for split in chosen])
+            rows = concatenate_datasets([_with_origin(splits[split], split) for split in chosen])
         except ValueError as error:
             raise UsageError(
                 f"{source.setting}: {' and '.join(chosen)} cannot be joined ({first_line(error)}); "
@@ -120,25 +131,90 @@ def _no_split(source: DataSource, split: str, found: Iterable[str]) -> UsageErro
     )
 
 
-def _number_classes(source: DataSource, splits: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the splits with numbers for labels that are strings, in alphabetical order."""
-    from datasets import ClassLabel
+def _with_origin(table: Any, split: str) -> Any:
+    """Return a split with its name and the number of each row, for messages."""
+    count = len(table)
+    return table.add_column("split", np.full(count, split)).add_column("row", np.arange(count))
 
-    if not any("string" in str(split.features["label"].dtype) for split in splits.values()):
+
+def as_texts(source: DataSource, split: str, table: Any, column: str, name: str) -> Any:
+    """Return a split whose column consists of strings and None; numbers are written out.
+
+    UsageError if there are other values; `name` is that of the column in messages.
+    """
+    if "string" in str(getattr(table.features[column], "dtype", "")):
+        return table
+    values = table[column][:]
+    for row, value in enumerate(values):
+        if not isinstance(value, str | int | float | None):
+            raise _bad_value(source, split, row, name, value, "is no text")
+    texts = [value if isinstance(value, str | None) else json.dumps(value) for value in values]
+    return table.remove_columns(column).add_column(column, texts)
+
+
+def _bad_value(
+    source: DataSource, split: str, row: int, column: str, value: Any, why: str
+) -> UsageError:
+    where = source.where(split, row)
+    return UsageError(f"{source.setting}: {where}: {column} = {value!r} {why}; correct it")
+
+
+def _labels_as_read(source: DataSource, name: str, split: Any, column: str) -> list[Any]:
+    """Return the labels, None for a missing one; UsageError if they are not of one simple type."""
+    labels = [
+        None if label in (None, "") or (isinstance(label, float) and math.isnan(label)) else label
+        for label in split["label"][:]
+    ]
+    kind = next((type(label) for label in labels if label is not None), str)
+    for row, label in enumerate(labels):
+        if label is not None and (type(label) is not kind or kind in (list, dict)):
+            why = "has another type than the labels before, or no simple one"
+            raise _bad_value(source, name, row, column, label, why)
+    return labels
+
+
+def _number_classes(
+    source: DataSource, splits: Mapping[str, Any], columns: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the splits with labels that are numbers from 0, or -1 if they are missing.
+
+    Labels of named classes, and those that count from 0 without gaps, stay as they are. Other
+    integers are numbered in ascending order, and strings in alphabetical order. -1 is a class if
+    there are training samples of it, and else a missing label.
+    """
+    if any(hasattr(split.features["label"], "names") for split in splits.values()):
         return dict(splits)
-    found = {
-        name: {str(label) for label in split.unique("label") if label is not None}
+    labels = {
+        name: _labels_as_read(source, name, split, columns[name]) for name, split in splits.items()
+    }
+    numeric = all(map(_NUMBER.fullmatch, map(str, set().union(*labels.values()) - {None})))
+    for name, column in labels.items():
+        for row, label in enumerate(column):
+            if label is not None and numeric and not float(label).is_integer():
+                raise _bad_value(source, name, row, columns[name], label, "is not an integer")
+            if label is not None:
+                column[row] = int(float(label)) if numeric else str(label)
+    classes = sorted({label for name in source.train for label in labels[name]} - {None})
+    used = set().union(*labels.values()) - {None} - ({-1} - set(classes) if numeric else set())
+    if numeric and used in (set(range(len(used))), used & set(range(source.num_classes or 0))):
+        numbers = {label: label for label in used}
+    else:
+        numbers = {label: number for number, label in enumerate(classes)}
+        for name, column in labels.items():
+            if more := sorted((used & set(column)) - set(classes)):
+                raise UsageError(
+                    f"{source.setting}: {name} has classes that {' and '.join(source.train)} does "
+                    f"not have: {', '.join(map(str, more[:5]))}; use the same classes in both"
+                )
+        if numeric:
+            shown = ", ".join(map(str, classes[:5])) + ", ..." * (len(classes) > 5)
+            _LOG.warning("%s: labels %s are numbered from 0", source.setting, shown)
+    return {
+        name: split.remove_columns("label").add_column(
+            "label", np.array([numbers.get(label, -1) for label in labels[name]], np.int64)
+        )
         for name, split in splits.items()
     }
-    known = set().union(*(found[name] for name in source.train))
-    for name, labels in found.items():
-        if more := sorted(labels - known):
-            raise UsageError(
-                f"{source.setting}: {name} has classes that {' and '.join(source.train)} does not "
-                f"have: {', '.join(more[:5])}; use the same classes in both"
-            )
-    names = ClassLabel(names=sorted(known))
-    return {name: split.cast_column("label", names) for name, split in splits.items()}
 
 
 def _count_classes(source: DataSource, splits: Mapping[str, Any]) -> int:
@@ -164,15 +240,12 @@ def _count_classes(source: DataSource, splits: Mapping[str, Any]) -> int:
         ) from None
     names = next(iter(named), ())
     count = len(names) or highest + 1
-    # Labels with gaps can imply more classes than samples.
-    most = max(len(names), sum(map(len, splits.values())))
-    least, most = (expected, expected) if expected else (2, most)
-    if highest >= count or not least <= count <= most:
-        wanted = f"the {expected} of {source.name}" if expected else f"{least} to {most}"
+    if highest >= count or not (count == expected if expected else count >= 2):
+        wanted = f"the {expected} of {source.name}" if expected else "at least 2"
         raise UsageError(
             f"{source.setting}: wrong number of classes: found {count} and labels up to {highest}, "
-            f"expected {wanted}, counted from 0 without gaps; correct the labels, or name a folder "
-            f"with {source.layout}"
+            f"expected {wanted}, counted from 0; correct the labels, or name a folder with "
+            f"{source.layout}"
         )
     return count
 
@@ -186,13 +259,15 @@ def write_part(
     dtype: npt.DTypeLike,
     skip_bad: bool,
     filler: int = 0,
+    where: Callable[[str, int], str] | None = None,
 ) -> int:
     """Write ``<part>_inputs.npy`` and ``<part>_labels.npy``; return the number of skipped rows.
 
     Labels are int64 of shape (rows,). `convert` converts a sample to an array of at most `shape`
     and is called by many threads. A row is bad if `convert` raises an error, or if it has no sample
-    or no label. Shorter arrays are padded with `filler`. If all arrays are shorter in the first
-    dimension, the result is too.
+    or no label; ``where(split, row)`` names it, from its columns ``split`` and ``row``. Shorter
+    arrays are padded with `filler`. If all arrays are shorter in the first dimension, the result is
+    too.
 
     UsageError if a row is bad; with `skip_bad`, which skips bad rows, if all are. OSError if the
     folder cannot be written, or has too little space for the array.
@@ -213,7 +288,7 @@ def write_part(
         for row, sample in enumerate(rows[first : first + _CHUNK]["sample"], first):
             try:
                 if sample is None or labels[row] < 0:
-                    raise ValueError("no sample or no label")
+                    raise ValueError("no sample" if sample is None else "no label")
                 array = np.asarray(convert(sample))
                 inputs[row, : len(array)] = array
                 inputs[row, len(array) :] = filler
@@ -231,9 +306,12 @@ def write_part(
         for bad in results:
             if bad and not skip_bad:
                 row, reason = bad[0]
+                at = f"row {row + 1} of {part}"
+                if where:
+                    origin = rows.select_columns(["split", "row"])[row]
+                    at = where(origin["split"], origin["row"])
                 raise UsageError(
-                    f"data: row {row} of {part} cannot be used ({reason}); skip-bad = true skips "
-                    "such rows"
+                    f"data: {at} cannot be used ({reason}); skip-bad = true skips such rows"
                 )
     finally:
         pool.shutdown(cancel_futures=True)
@@ -252,11 +330,7 @@ def write_part(
 
 
 def _labels_of(split: Any) -> npt.NDArray[np.int64]:
-    """Return the labels of a split, -1 for a missing label.
-
-    A CSV file with an empty cell yields a float column, which is accepted if its values are
-    integers.
-    """
+    """Return the labels of a split, -1 for a missing label."""
     column = split.select_columns(["label"]).with_format("arrow")[:].column("label")
     labels: npt.NDArray[np.int64] = column.cast("int64").fill_null(-1).to_numpy()
     return labels

@@ -94,6 +94,12 @@ def test_a_file_of_two_splits_is_refused(tmp_path: Path) -> None:
     assert message.endswith("; put the splits into top-level folders train and test")
 
 
+def test_a_byte_order_mark_is_no_character(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("A text\r\nof two lines", encoding="utf-8-sig", newline="")
+    tables = source_of(tmp_path / "own.txt", noun="texts").tables(tmp_path / "scratch")
+    assert tables["train"]["text"][:] == ["A text\nof two lines"]
+
+
 CARD = """---
 dataset_info:
   splits:

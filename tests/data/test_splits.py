@@ -57,7 +57,7 @@ def test_joined_rows_are_those_of_the_splits_in_order(max_samples: int) -> None:
     assert "".join(found["train"]["sample"]) == "abcde"[: max_samples or None]
     assert found["train"]["label"][:] == [0, 1, 2, 0, 1][: max_samples or None]
     assert (found["test"]["sample"][:], num_classes) == (["d", "e"], 3)
-    tables["test"] = table("de", [0.0, 1.0])
+    tables["test"] = table("de", [0, 1], "abc")
     assert "train and test cannot be joined (" in refusal(read, tables, parts)
 
 
@@ -80,7 +80,7 @@ def test_splits_and_columns_that_are_not_there(tables: Mapping[str, Any], why: s
     ("tables", "expected", "found"),
     [
         ({"train": table("ab", [0, 2], "abcd"), "test": table("a", [1])}, None, 4),
-        ({"train": table("ab", [0, None]), "test": table("abc", [3, 1, 1])}, None, 4),
+        ({"train": table("ab", [0, None]), "test": table("abc", [2, 1, 1])}, None, 3),
         ({"train": table("ab", [0.0, None])}, 1, 1),  # as csv files have them
         ({"train": table("ab", [0, 3])}, 4, 4),
     ],
@@ -102,14 +102,29 @@ def test_classes_are_counted_in_all_rows(
         (
             {"train": table("ab", [0, 1], "ab"), "test": table("ab", [0, 5])},
             None,
-            "wrong number of classes: found 2 and labels up to 5, expected 2 to 4, counted from 0",
+            "wrong number of classes: found 2 and labels up to 5, expected at least 2, counted",
         ),
         (
             {"train": table("ab", [0, 30])},
             100,
             "wrong number of classes: found 31 and labels up to 30, expected the 100 of cifar100",
         ),
-        ({"train": table("ab", [0.0, 2.5])}, None, "labels must be integers that number the"),
+        ({"train": table("ab", [0.0, 2.5])}, None, "row 2 of train: label = 2.5 is not an integer"),
+        (
+            {"train": table("ab", [0, 1], "ab"), "test": table("a", ["a"])},
+            None,
+            "labels must be integers that number the",
+        ),
+        (
+            {"train": table("ab", [0, 1]), "test": table("a", [3])},
+            None,
+            "test has classes that train does not have: 3; use the same classes in both",
+        ),
+        (
+            {"train": table("ab", [[0], [1]])},
+            None,
+            "row 1 of train: label = [0] has another type than the labels before, or no simple one",
+        ),
     ],
 )
 def test_classes_that_cannot_be_meant(
@@ -117,6 +132,38 @@ def test_classes_that_cannot_be_meant(
 ) -> None:
     message = refusal(read, tables, num_classes=expected)
     assert message.startswith(f"data = '': {why}")
+
+
+@pytest.mark.parametrize(
+    ("labels", "test", "expected", "numbers"),
+    [
+        ([-1, 1], [1], None, [[0, 1], [1]]),
+        ([1, -1, 0], [-1], None, [[2, 0, 1], [0]]),
+        ([0, 1], [-1, 1], None, [[0, 1], [-1, 1]]),  # a class that is not trained is none
+        ([0, 10], [10], None, [[0, 1], [1]]),
+        ([3, 1, 2], [2.0], None, [[2, 0, 1], [1]]),
+        ([0, 2], [2], 3, [[0, 2], [2]]),  # the task knows its classes
+        ([0.0, None, 1.0], [1], None, [[0, -1, 1], [1]]),
+        ([float("nan"), 0.0, 1.0], [1], None, [[-1, 0, 1], [1]]),
+        ([True, False], [True], None, [[1, 0], [1]]),
+        (["10", "2", "0"], [2], None, [[2, 1, 0], [1]]),
+        (["007", "7", ""], ["7"], None, [[0, 1, -1], [1]]),
+        (["None", "NA", None], ["NA"], None, [[1, 0, -1], [0]]),
+    ],
+)
+def test_a_class_is_what_the_file_says(
+    labels: list[Any], test: list[Any], expected: int | None, numbers: list[list[int]]
+) -> None:
+    tables = {"train": table("abc"[: len(labels)], labels), "test": table("ab"[: len(test)], test)}
+    if expected:
+        tables["train"] = tables["train"].add_item({"text": "c", "more": "c", "label": 1})
+        numbers[0].append(1)
+    with captured_log() as log:
+        found, _ = read(tables, num_classes=expected)
+    assert [found[part]["label"][:] for part in ("train", "test")] == numbers
+    renumbered = labels in ([-1, 1], [1, -1, 0], [0, 10], [3, 1, 2], ["10", "2", "0"])
+    assert len(log.warnings) == renumbered
+    assert all("are numbered from 0" in line for line in log.warnings)
 
 
 # --- arrays of a part
@@ -155,9 +202,9 @@ def test_rows_are_as_long_as_the_longest(tmp_path: Path) -> None:
     ("text", "label", "why"),
     [
         ("9", 1, "bad text"),
-        ("1", None, "no sample or no label"),
-        ("1", -1, "no sample or no label"),
-        (None, 1, "no sample or no label"),
+        ("1", None, "no label"),
+        ("1", -1, "no label"),
+        (None, 1, "no sample"),
     ],
 )
 def test_a_bad_row_is_refused_by_its_number_or_left_out(
@@ -166,7 +213,7 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(
     monkeypatch.setattr(module, "_CHUNK", 2)
     texts, labels = ["1", text, "23", "9", "4"], [3, label, 1, 0, 2]
     message = refusal(written, tmp_path, texts, labels)
-    assert message.startswith(f"data: row 1 of test cannot be used ({why}); skip-bad = true skip")
+    assert message.startswith(f"data: row 2 of test cannot be used ({why}); skip-bad = true skip")
     with captured_log() as log:
         kept = written(tmp_path, texts, labels, skip_bad=True)
     assert kept == ([[1, -1], [2, 3], [4, -1]], [3, 1, 2])

@@ -55,7 +55,8 @@ def test_long_texts_are_cut_and_marks_stay(tmp_path: Path) -> None:
 def test_a_text_without_tokens_is_bad(tmp_path: Path, text: str, marked: bool) -> None:
     folder = make_texts(tmp_path / "own", [("a", 3), (text, 1), ("b c", 1), (None, 0)])
     assert refusal(ready, folder, letters(marked)) == (
-        "data: row 1 of train cannot be used (no tokens); skip-bad = true skips such rows"
+        f"data: {folder / 'train.parquet'}, row 2 cannot be used (no tokens in {text!r}); "
+        "skip-bad = true skips such rows"
     )
     texts = ready(folder, letters(marked), skip_bad=True)
     assert (texts.train[1].tolist(), texts.skipped) == ([3, 1], {"train": 2, "test": 0})
@@ -104,3 +105,57 @@ def test_a_tokenizer_is_made_once_of_the_training_rows(tmp_path: Path) -> None:
     assert seen == [text for text, _ in TRAIN]
     assert ready(folder, TokenizerSource("own", make), skip_bad=True).folder == texts.folder
     assert len(seen) == len(TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("content", "texts", "labels"),
+    [
+        ("text,label\n12,None\n0012,NA\n1.50,nan\n", ["12", "0012", "1.50"], [1, 0, 2]),
+        ('\ufefftext,label\r\ntrue,x\r\n"a, ""b""\nNone",y\r\n', ["true", 'a, "b"\nNone'], [0, 1]),
+        ('{"text": 12, "label": 1}\n{"text": true, "label": 0}', ["12", "true"], [1, 0]),
+        ('\ufeff{"text": 12, "label": 0}\n{"text": 7, "label": 1}', ["12", "7"], [0, 1]),
+    ],
+)
+def test_a_text_is_a_text(
+    tmp_path: Path, content: str, texts: list[str], labels: list[int]
+) -> None:
+    """Also if it looks like a number, a truth value or a missing one."""
+    file = tmp_path / ("own.jsonl" if "{" in content else "own.csv")
+    file.write_text(content, newline="")
+    seen: list[str] = []
+
+    def make(texts: Any) -> Any:
+        seen.extend(texts)
+        return vocabulary_of_rows().make(seen)
+
+    source = DataSource(name="text", noun="texts", data=str(file), needs_test=False)
+    found = prepared_texts(source, TokenizerSource("own", make))
+    assert (seen, found.train[1].tolist()) == (texts, labels)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("sentence,class\na,x\nb,\n", "(no label); "),
+        ("sentence,class\na,x\n,y\n", "train-2.csv, row 2 cannot be used (no tokens in ''); "),
+        ("sentence,class\na,1\nb,2.5\n", "train-2.csv, row 2: class = '2.5' is not an integer"),
+        (
+            '{"sentence": "a", "class": "x"}\n{"sentence": "a", "class": 1}\n',
+            "row 2: class = 1 has",
+        ),
+        ('{"sentence": "a", "class": true}\n{"sentence": "a", "class": 1}\n', "row 2: class = 1 "),
+        ('{"sentence": "a", "class": 0}\n{"sentence": ["a"], "class": 1}\n', "sentence = ['a'] is"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, content: str, why: str) -> None:
+    """With its file, row and column."""
+    own = tmp_path / "own"
+    own.mkdir()
+    end = "jsonl" if "{" in content else "csv"
+    if end == "csv":
+        (own / "train-1.csv").write_text("sentence,class\nx,3\n")
+    (own / f"train-2.{end}").write_text(content)
+    source = DataSource(name="text", noun="texts", data=str(own), needs_test=False)
+    message = refusal(prepared_texts, source, vocabulary_of_rows())
+    assert f"{own}/train-2.{end}, row 2" in message
+    assert why in message

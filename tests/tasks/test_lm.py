@@ -72,7 +72,7 @@ def test_texts_become_blocks_of_tokens(folder: Path, texts: Path) -> None:
 
 
 def test_rows_of_a_table_end_with_the_models_mark(folder: Path, tmp_path: Path) -> None:
-    rows = [{"text": text, "label": 0} for text in TEXTS]
+    rows = [{"text": text, "label": 0} for text in (*TEXTS, 12)]  # also a number is a text
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = load_task("lm", str(file), str(folder), max_tokens=8, validation_share=0.3)
