@@ -352,7 +352,8 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         """Leave large tensors and arrays out, and the rest to cloudpickle."""
         if content is os.environ:  # each process has its own
             return getattr, (os, "environ")
-        self.modules |= dict.fromkeys(_users_modules(content))
+        if callable(content) or isinstance(content, types.ModuleType):  # not each of many samples
+            self.modules |= dict.fromkeys(_users_modules(content))
         is_array = type(content) in (np.ndarray, np.memmap)
         array = content if is_array else _elements_of_tensor(content)
         if array is None or array.nbytes < _INLINE_TENSOR_BYTES or not is_plain(array.dtype):
@@ -389,11 +390,8 @@ def _variables(module: types.ModuleType, pickler: _ByValue) -> Iterator[tuple[st
             is_descriptor = prefix and hasattr(type(value), "__get__") and not is_code
             if name.startswith("__") or not name.isidentifier() or is_descriptor:
                 continue
-            if (
-                is_code
-                and value.__module__ == module.__name__
-                and value.__qualname__ == prefix + name
-            ):
+            own_name = is_code and (value.__module__, value.__qualname__)
+            if own_name == (module.__name__, prefix + name):
                 owners.append((f"{prefix}{name}.", value))
             try:
                 yield prefix + name, pickler.dumps(value)
