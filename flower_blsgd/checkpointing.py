@@ -43,6 +43,7 @@ class Checkpoints:
         self._saved_round = 0
         self._due = time.monotonic() + 60 * self._config.checkpoint_minutes
         self._signal, self._evaluating = 0, False
+        self._saying: threading.Thread | None = None
 
     @contextlib.contextmanager
     def written(self, locked: bool) -> Iterator[None]:
@@ -150,6 +151,8 @@ class Checkpoints:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            if self._saying:  # before the last lines
+                self._saying.join(1.0)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._signal and number == signal.SIGHUP:
@@ -165,7 +168,8 @@ class Checkpoints:
         )
         line = f"{action}; press again to end immediately"
         # In a thread: the interrupted code may hold the lock of the screen.
-        threading.Thread(target=self._recorder.say, args=(line,), daemon=True).start()
+        self._saying = threading.Thread(target=self._recorder.say, args=(line,), daemon=True)
+        self._saying.start()
         if self._evaluating:
             self._end(number)
 
