@@ -209,7 +209,9 @@ class RunConfig:
             if converted is None:
                 raise UsageError(f"{key} = {value!r} must be {_type_name(wanted)}")
             if field.metadata.get("is_path"):
-                converted = _expanded(key, converted)
+                converted = os.path.expanduser(converted)
+                if converted.startswith("~"):
+                    raise UsageError(f"{key} = {value!r}: no such home folder; or write ./{value}")
             object.__setattr__(self, field.name, converted)
             _check_range(field, key, converted)
         try:
@@ -351,17 +353,6 @@ def python_names(message: str, *names: str) -> str:
         rf"(?<![\w./-])(?<!-s )({keys})(?![\w-])", lambda m: m[0].replace("-", "_"), message
     )
     return re.sub(r"(?<= = )(true|false)\b", lambda m: m[0].capitalize(), message)
-
-
-def _expanded(key: str, path: str) -> str:
-    """Return a path with the home folder for ``~``, in files, on the command line and in Python."""
-    expanded = os.path.expanduser(path)
-    if expanded.startswith("~"):
-        raise UsageError(
-            f"{key} = {path!r}: there is no home folder {path.partition('/')[0]}; write "
-            f"./{path} for a folder of that name"
-        )
-    return expanded
 
 
 def _check_range(field: "dataclasses.Field[Any]", key: str, value: Value) -> None:

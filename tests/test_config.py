@@ -175,7 +175,7 @@ def test_every_path_has_the_home_folder_for_a_tilde(
         config = RunConfig.from_run_config({key: "~/a b"})
         assert config.to_run_config()[key] == f"{tmp_path}/a b"
         line = refusal(RunConfig.from_run_config, {key: "~nobody-here/x"})
-        assert line.startswith(f"{key} = '~nobody-here/x': there is no home folder ~nobody-here; ")
+        assert line == f"{key} = '~nobody-here/x': no such home folder; or write ./~nobody-here/x"
         assert RunConfig.from_run_config({key: "./~x"}).to_run_config()[key] == "./~x"
     assert RunConfig(out="~").out == str(tmp_path)
 

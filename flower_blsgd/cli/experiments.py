@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .options import (
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from ..config import RunConfig, Value
 
+_FILE: Any = {"type": os.path.expanduser, "metavar": "FILE"}  # shells leave the ~ in --out=~/x
+_DIR: Any = {**_FILE, "metavar": "DIR"}
 _WIDTH = 100
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(epochs?|s|min|h)")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -65,7 +67,7 @@ def add_compare(command: argparse.ArgumentParser) -> None:
         type=float,
         help="target accuracy or metric (default: the best that every run reached)",
     )
-    add_out(command, "DIR", "folder (default: runs/compare-<name>)")
+    command.add_argument("--out", **_DIR, help="folder (default: runs/compare-<name>)")
     add_settings(command)
 
 
@@ -86,19 +88,14 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--seeds", metavar="0,1,2", default="", help="(default: 0 with smoke)")
     command.add_argument("--only", metavar="DATA,GAP", default="", help="such as cifar10,32-16")
-    add_out(command, "DIR", "default: runs/reproduce-<name>-<scale>")
+    command.add_argument("--out", **_DIR, help="default: runs/reproduce-<name>-<scale>")
     add_settings(command, workers=False)
 
 
 def add_report(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd report``."""
     command.add_argument("folder", help="folder of a run, such as runs/latest, or of a comparison")
-    add_out(command, "FILE", "default: report.html in that folder")
-
-
-def add_out(command: argparse.ArgumentParser, kind: str, words: str) -> None:
-    """Add ``--out``; a shell leaves the ``~`` in ``--out=~/x``."""
-    command.add_argument("--out", type=os.path.expanduser, metavar=kind, help=words)
+    command.add_argument("--out", **_FILE, help="default: report.html in that folder")
 
 
 def _calibrate(options: argparse.Namespace) -> None:

@@ -44,7 +44,7 @@ def view(run: LiveRun) -> RenderableType:
 
 
 class _Encodable:
-    """Replaces characters that the terminal's encoding lacks."""
+    """Draws with ASCII if the terminal's encoding has nothing else."""
 
     def __init__(self, shown: RenderableType) -> None:
         self._shown = shown
@@ -52,8 +52,7 @@ class _Encodable:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self._shown, options):
             text = segment.text.translate(_IN_ASCII) if options.ascii_only else segment.text
-            encoded = text.encode(options.encoding, "replace")
-            yield Segment(encoded.decode(options.encoding), segment.style, segment.control)
+            yield Segment(text, segment.style, segment.control)
 
 
 # --- progress

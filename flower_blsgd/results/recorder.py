@@ -181,15 +181,10 @@ class RunRecorder:
 
     def log_end(self, error: BaseException) -> None:
         """Write the error that ends the command to ``run.log``."""
-        if isinstance(error, KeyboardInterrupt):
-            reason = "interrupted"
-        elif isinstance(error, SystemExit):
-            reason = f"ended with exit code {error.code}"
-        elif isinstance(error, UsageError | AppExitException):
-            reason = str(error)
-        else:
-            return self._log("".join(traceback.format_exception(error)).rstrip())
-        self._log("\n".join([reason, *getattr(error, "__notes__", ())]))
+        expected = (UsageError, AppExitException, KeyboardInterrupt, SystemExit)
+        alone = isinstance(error, expected)
+        lines = (traceback.format_exception_only if alone else traceback.format_exception)(error)
+        self._log("".join(lines).rstrip())
 
     def _log(self, line: str) -> None:
         line = f"{datetime.now().astimezone().isoformat(timespec='seconds')} {line}\n"
