@@ -43,7 +43,7 @@ from .tasks.by_name import check_weights, load_task
 from .tasks.check import check_task
 from .tasks.task import Task
 from .worker import MODULES
-from .worker.model_io import load_state, model_fingerprint, state_record
+from .worker.model_io import check_model, load_state, model_fingerprint, state_record
 from .worker.step import check_precision, use_precision
 
 _LOG = logging.getLogger(__name__)
@@ -204,6 +204,7 @@ def _workload_of_task(
     check_weights(config.task, config.model, config.pretrained)  # before data are prepared
     task = load_own_task(config, given)
     model = task.initial_model(derived_seed(config.seed, "model"))
+    check_model(model, values=True)
     # Made only if this process evaluates, without drawing from the caller's generator.
     replica = functools.cache(functools.partial(task.replica, config.seed))
 

@@ -17,13 +17,14 @@ from ..algorithm.randomness import derived_seed
 from ..errors import UsageError
 from ..protocol import EvaluateReport, SessionInfo, TrainOrder, TrainReport
 from ..worker.model_io import (
+    FrozenTensors,
     check_model,
+    check_optimizer,
     load_momentum,
     load_state,
     model_fingerprint,
     momentum_is_finite,
     momentum_record,
-    sent_tensors,
     state_record,
 )
 from ..worker.step import fork_rng
@@ -48,7 +49,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
 
     Only what is trained is sent and averaged: parameters with ``requires_grad`` and floating
     buffers. All workers begin with the model of the main worker. Other tensors must be the same on
-    all workers, which is checked once.
+    all workers, and steps must not change them; both are checked.
 
     Parameters
     ----------
@@ -66,8 +67,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
     Raises
     ------
     UsageError
-        If there is a session already, the model has nothing to train, or the optimizer has
-        parameters that are not the model's. Under ``blsgd launch`` also if a tensor is not finite.
+        If there is a session already, or `check_model` or `check_optimizer` refuses the model or
+        the optimizer. Under ``blsgd launch`` also if a tensor is not finite.
 
     Examples
     --------
@@ -85,21 +86,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
     """
     if HERE.has_joined:
         raise UsageError("join was called twice; a script has one session, so keep the first one")
-    check_model(model)
-    own = {id(parameter) for parameter in model.parameters()}
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    if foreign := sum(id(parameter) not in own for parameter in held):
-        raise UsageError(
-            f"optimizer: {foreign} of its {len(held)} parameters are not the model's; create it "
-            "from model.parameters() of the model that you pass to join"
-        )
-    if HERE.exchange is not None:
-        for name, tensor in sent_tensors(model).items():
-            if not tensor.isfinite().all():
-                raise UsageError(
-                    f"model: {name!r} has values that are not finite, which cannot be averaged; "
-                    "for a mask with -inf, use register_buffer(..., persistent=False)"
-                )
+    check_model(model, values=HERE.exchange is not None)
+    check_optimizer(model, optimizer)
     HERE.has_joined = True
     return Session(model, optimizer, HERE.exchange)
 
@@ -358,6 +346,8 @@ class Session:
                 "session.evaluate before its training loop"
             )
         self._is_ready, self._first_state = True, {}
+        self._frozen = FrozenTensors(self._model)
+        self._frozen.begin()
         self._exchange.ready(
             Joined(
                 SessionInfo(
@@ -397,6 +387,8 @@ class Session:
                 load_state(self._model, work.arrays)
                 self.progress, self.done = 1.0, True
                 self._set_rates()
+                if not self._evaluates:
+                    self._frozen.check()
                 return
             self._take(work.order)
             self._now = _InProgress(work, self._slowdown, self.device)
@@ -433,7 +425,9 @@ class Session:
         now = self._now
         assert now is not None
         self._check_trained()
-        now.result.set_result(self._report(now, now.order, now.all_seconds()))
+        seconds = now.all_seconds()
+        self._frozen.check(now.order.round)
+        now.result.set_result(self._report(now, now.order, seconds))
         self._next_work()
 
     def _report(self, now: "_InProgress", order: TrainOrder, seconds: float) -> TrainReport:

@@ -1,5 +1,6 @@
 """Check the model and the functions of a task with two samples before it trains."""
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..worker.batches import (
     num_samples,
 )
 from ..worker.evaluation import EvaluateReport, named_values
-from ..worker.model_io import check_model
+from ..worker.model_io import check_model, momentum_record
 from ..worker.step import (
     Augment,
     augmented,
@@ -58,9 +59,10 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
         check_model(model)
         model = model.cpu().eval()
         if task.optimizer is not None:
-            call("optimizer(model)", custom_optimizer, task.optimizer, model)
+            optimizer = call("optimizer(model)", custom_optimizer, task.optimizer, model)
+            _check_state(model, optimizer)
         if task.augment is not None:
-            train = call("augment(inputs, generator)", _checked_augment, title, task.augment, train)
+            train = _checked_augment(title, task.augment, train)
         _check_functions(title, task, model, train, test)
 
 
@@ -97,16 +99,32 @@ def _check_functions(title: str, task: Task, model: nn.Module, train: Any, test:
     task.figure(EvaluateReport(0, 2, [0.0], list(sums.values()), list(sums)))
 
 
+def _check_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError if the optimizer's state after a step of one parameter cannot be kept."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    smallest = min(parameters, key=Tensor.numel)
+    smallest.grad = torch.zeros_like(smallest)
+    with contextlib.suppress(Exception):  # it may need all gradients
+        optimizer.step()
+    momentum_record(model, optimizer, copy=False)
+
+
 def _checked_augment(title: str, augment: Augment, batch: Any) -> Any:
     seeded = torch.Generator().manual_seed(0)
-    found = augmented(augment, map_tensors(batch, Tensor.clone), seeded)
-    before, after = (part[0] if type(part) is tuple else part for part in (batch, found))
+    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+    before = batch[0] if is_pair else batch
+    described = "augment(inputs, generator)"
+    if not isinstance(before, Tensor):
+        described += f" of inputs that are {_what(before)}"
+    copied = map_tensors(batch, Tensor.clone)
+    found = call_user(title, described, augmented, augment, copied, seeded)
+    after = found[0] if is_pair else found
     if isinstance(before, Tensor) and (
         not isinstance(after, Tensor) or after.shape[:1] != before.shape[:1]
     ):
         raise UsageError(
-            f"{title}: augment(inputs, generator) returned {_what(after)}, expected a tensor of "
-            f"the whole batch, like the inputs' shape {tuple(before.shape)}"
+            f"{title}: {described} returned {_what(after)}, expected a tensor of the whole batch, "
+            f"like the inputs' shape {tuple(before.shape)}"
         )
     return found
 

@@ -29,6 +29,7 @@ from .batches import (
 )
 from .losses import cross_entropy
 from .model_io import (
+    FrozenTensors,
     check_model,
     load_momentum,
     load_state,
@@ -181,6 +182,8 @@ class LocalSGD:
         collate: Collate | None = None,
         loader_workers: int = 0,
     ) -> None:
+        check_micro_batches(model, micro_batch_size)
+        check_model(model)
         self.device = torch.device(device)
         self.model = model.to(self.device)
         self._name = name or str(self.device)
@@ -196,12 +199,11 @@ class LocalSGD:
         self._precision = check_precision(precision, self.device)
         self._scaler = LossScaler(self.device) if self._precision == "float16" else None
         self._skipped_steps = 0
-        check_micro_batches(self.model, micro_batch_size)
-        check_model(self.model)
         self._micro_batch_size = micro_batch_size
         self._channels_last = channels_last
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._frozen = FrozenTensors(self.model)
         self._compile_mode = compile_mode(self.device, micro_batch_size)
         self._forward: Callable[..., Any] = self.model
         if compile:
@@ -248,8 +250,9 @@ class LocalSGD:
         IndexError
             If the order names a sample index that the data set does not have.
         UsageError
-            If the device has too little memory: one line with the worker and what it was doing. For
-            a step, it also has the batch size, and a size that fits.
+            If the steps change a tensor that is not sent, or a shape, or the optimizer's state
+            cannot be kept. If the device has too little memory: one line with the worker and what
+            it was doing. For a step, it also has the batch size, and a size that fits.
         """
         self._phase = ""
         try:
@@ -283,6 +286,7 @@ class LocalSGD:
         self, order: TrainOrder, state: RecordDict | None, batches: Iterator[Any]
     ) -> TrainReport:
         load_state(self.model, order.arrays)
+        self._frozen.begin(order.arrays)
         self._phase = "loading the optimizer's state"
         self._prepare_momentum(order, state)
         set_learning_rate(self._optimizer, order.learning_rate / self._peak_learning_rate)
@@ -291,6 +295,7 @@ class LocalSGD:
         self._phase = _STEPS
         try:
             losses, started_at, seconds = self._do_steps(order, batches)
+            self._frozen.check(order.round)
             self._phase = "sending the model"
             self._optimizer.zero_grad()  # the copies need their memory
             zeroed = order.momentum_policy != "reset" and self._zeroed_momentum()

@@ -4,18 +4,18 @@ The optimizer's state is called momentum, like its record, because SGD has no ot
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
+import safetensors.numpy
 import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
-from ..errors import UsageError
+from ..errors import UsageError, first_line
 from ..grids.array_records import (
     ArrayView,
     Layout,
@@ -63,8 +63,11 @@ def _is_sent(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex() or tensor.numel() == 1
 
 
-def check_model(model: nn.Module) -> None:
-    """Raise UsageError if a model has no trainable parameters, or tensors that cannot be sent."""
+def check_model(model: nn.Module, values: bool = False) -> None:
+    """Raise UsageError if a model has no trainable parameters, or tensors that cannot be sent.
+
+    With `values`, also if it has a value that is not finite; use it for the model of round 1.
+    """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError("model: no parameter has requires_grad = True; there is nothing to train")
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -72,11 +75,39 @@ def check_model(model: nn.Module) -> None:
             reason = "comes from get_extra_state, which cannot be averaged; use a buffer instead"
         elif is_lazy(tensor):
             reason = "has no shape yet; give its layer all sizes, as in nn.Linear(64, 10)"
-        elif _is_sent(tensor) and (dtype := _dtype_sent(tensor)) not in np.sctypeDict:
-            reason = f"is {dtype}, which numpy lacks; use float32, bfloat16 or float16"
+        elif refused := _refused(tensor):
+            reason = (
+                f"cannot be sent and saved ({refused}); use float32 or complex64, or {_SCRATCH}"
+            )
+        elif not _is_sent(tensor):
+            continue
+        elif any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+            reason = "is expanded, so its elements share memory; copy it with clone()"
+        elif values and not tensor.isfinite().all():
+            reason = (
+                "has values that are not finite, which cannot be averaged; for an observer of "
+                f"quantization, call the model on a batch first; for a mask with -inf, {_SCRATCH}"
+            )
         else:
             continue
         raise UsageError(f"model: {name!r} {reason}")
+
+
+_SCRATCH = "use register_buffer(..., persistent=False)"
+
+
+def _refused(tensor: Tensor) -> str:
+    """Return why a tensor cannot be sent, written by safetensors or compared; empty if it can."""
+    try:
+        part = tensor.detach()[(slice(0),) * tensor.dim()]
+        if _is_sent(tensor):
+            part = part.float() if tensor.dtype in _SHORT else part
+            safetensors.numpy.save({"": part.cpu().numpy()})
+        else:
+            _digest(part.clone(memory_format=torch.contiguous_format))
+    except Exception as error:  # of many kinds: sparse, nested, quantized, without data
+        return first_line(error).partition(". ")[0]
+    return ""
 
 
 def _dtype_sent(tensor: Tensor) -> str:
@@ -106,17 +137,22 @@ def _named_in(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Tensor]:
     return state if record.keys() == state.keys() != own.keys() else own
 
 
+def _check_shapes(record: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
+    if different := first_difference(record, own):
+        last = f"if training changes it, make it as large from the start, or {_SCRATCH}"
+        raise UsageError(f"model: {different}; {last}")
+
+
 def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
     """Overwrite the tensors of a model that are sent; see `sent_tensors`.
 
     A record of the whole state dict is loaded as a whole. A record in one buffer moves to an
     accelerator in pieces, see `copy_to_device`. Returns when its memory may be reused.
 
-    ValueError if names or shapes differ; the message gives the first difference.
+    UsageError if names or shapes differ; the message gives the first difference.
     """
     own = _named_in(model, arrays)
-    if different := first_difference(arrays, own):
-        raise ValueError(different)
+    _check_shapes(arrays, own)
     flat = flat_of(arrays) if moves_in_pieces(own) else None
     with torch.no_grad():
         if flat is not None:
@@ -131,9 +167,13 @@ def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayReco
 
     Tensors of 16 bits become float32. With `like`, the record has the same tensors as this one, and
     a buffer of the same kind, see `flat_like`. From an accelerator, it is filled in pieces.
+
+    UsageError as in `load_state`, if training has changed a shape.
     """
     own = sent_tensors(model) if like is None else _named_in(model, like)
     layout = Layout.of((n, _dtype_sent(tensor), tuple(tensor.shape)) for n, tensor in own.items())
+    if like is not None and ((flat := flat_of(like)) is None or flat.layout != layout):
+        _check_shapes(like, own)
     record = flat_record(layout) if like is None else flat_like(like, layout)
     with torch.no_grad():
         if moves_in_pieces(own):
@@ -160,19 +200,71 @@ def model_fingerprint(model: nn.Module) -> str:
     every = sorted(model.state_dict().items())
     digest = hashlib.sha256(repr([(n, tuple(t.shape), str(t.dtype)) for n, t in every]).encode())
     for _, tensor in sorted(frozen_tensors(model).items()):
-        for part in _digested(tensor):
-            digest.update(part.cpu().contiguous().numpy().data)
+        digest.update(_digest(tensor))
     return digest.hexdigest()[:16]
 
 
-def _digested(tensor: Tensor) -> Sequence[Tensor]:
+class FrozenTensors:
+    """The tensors of a model that are not sent, to find changes, which would be lost.
+
+    A change in place, or a new tensor under the name, is found in every round without a look at the
+    values. Those are compared after rounds 1, 2, 4, 8, ... for changes through ``tensor.data``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model if frozen_tensors(model) else nn.Module()
+        self._tensors: dict[str, Tensor] = {}
+        self._marks: list[tuple[str, int, int]] = []
+        self._lost = ""
+
+    def begin(self, sent: Container[str] = ()) -> None:
+        """Note the tensors before training, except those of an order that `sent` names.
+
+        UsageError again if `check` has raised it.
+        """
+        if self._lost:
+            raise UsageError(self._lost)
+        self._sent = sent
+        if self._has_changed():
+            self._values = {name: _digest(tensor) for name, tensor in self._tensors.items()}
+
+    def check(self, round: int = 1) -> None:
+        """Raise UsageError that names the first tensor that has changed since `begin`."""
+        before = self._tensors  # held, so that no new tensor gets the address of an old one
+        is_due = round > 0 and round & (round - 1) == 0
+        if not self._has_changed() and not is_due:
+            return
+        for name, old in before.items():
+            now = self._tensors.get(name)
+            if now is None or _digest(now) != self._values[name]:
+                dtype = str(old.dtype).removeprefix("torch.")
+                kind = "no requires_grad" if old.is_floating_point() else dtype
+                self._lost = (
+                    f"model: training changed {name!r} ({kind}), which is neither averaged nor "
+                    f"saved; make it a floating-point buffer, or {_SCRATCH}"
+                )
+                raise UsageError(self._lost)
+
+    def _has_changed(self) -> bool:
+        """Look at the tensors again; return whether one is another or was written to."""
+        found, before = frozen_tensors(self._model), self._marks
+        self._tensors = {name: tensor for name, tensor in found.items() if name not in self._sent}
+        self._marks = [
+            (name, tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+            for name, tensor in self._tensors.items()
+        ]
+        return self._marks != before
+
+
+def _digest(tensor: Tensor) -> bytes:
     """Return the sum of a tensor's 64-bit words, at most 4096 of the words, and the other bytes."""
     if tensor.device.type == "mps":  # whose sums of integers are not known to be exact
         tensor = tensor.cpu()
     content = tensor.contiguous().view(-1).view(torch.uint8)
     content = content.clone() if content.storage_offset() % 8 else content
     words = content[: len(content) // 8 * 8].view(torch.int64)
-    return words.sum(), words[:: len(words) // 4096 + 1], content[8 * len(words) :]
+    parts = words.sum(), words[:: len(words) // 4096 + 1], content[8 * len(words) :]
+    return b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
 
 
 # --- momentum
@@ -205,6 +297,27 @@ class TensorArray(ArrayView):
 
 
 TensorArray.__qualname__ = ArrayView.__qualname__  # Flower writes it on the wire
+
+
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise UsageError if an optimizer is not the model's, or its state not one per parameter."""
+    name, own = type(optimizer).__name__, set(model.parameters())
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if foreign := sum(parameter not in own for parameter in held):
+        raise UsageError(
+            f"optimizer: {foreign} of its {len(held)} parameters are not the model's; create it "
+            "from the parameters of this model"
+        )
+    if any("LBFGS" in kind.__name__ for kind in type(optimizer).__mro__):
+        raise UsageError(
+            f"optimizer: {name} computes curvature from its last steps, between which averages "
+            "move the weights; use another one, such as SGD or AdamW"
+        )
+    if missing := {"state", "param_groups"} - optimizer.state_dict().keys():
+        raise UsageError(
+            f"optimizer: state_dict() of {name} has no {sorted(missing)[0]!r}, as those of torch "
+            "do; pass the optimizer that it wraps"
+        )
 
 
 def momentum_record(
@@ -338,6 +451,9 @@ def _state(
                     f"the state {slot!r} of {type(optimizer).__name__} is a "
                     f"{type(tensor).__name__}; only tensors and numbers can be kept between rounds"
                 )
+    if not slots_of(optimizer) and optimizer.state.keys() - set(model.parameters()):
+        what = f"{type(optimizer).__name__} has state that is of no parameter of the model"
+        raise UsageError(f"{what}; only that of parameters can be kept between rounds")
 
 
 def _slot_device(

@@ -20,6 +20,7 @@ from ..errors import UsageError
 from ..grids.machine import accelerator_of
 from ..grids.worker_spec import PRECISIONS, Precision
 from ..protocol import SLOTS
+from .model_io import check_optimizer
 
 SampleLoss = Callable[[Any, Any], Tensor]
 """``(outputs, targets)`` or ``(model, batch)`` -> one loss per sample, shape (batch_size,).
@@ -86,7 +87,7 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 def custom_optimizer(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optimizer:
     """Return the user's optimizer for a model; its learning rates are those at the schedule's peak.
 
-    UsageError if it is not an optimizer of torch, or has parameters of another model.
+    UsageError if it is not an optimizer of torch, or `check_optimizer` refuses it.
     """
     optimizer = make(model)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -94,13 +95,8 @@ def custom_optimizer(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optim
             f"task: optimizer(model) returned a {type(optimizer).__name__}, expected a "
             "torch.optim.Optimizer"
         )
-    own = set(model.parameters())
+    check_optimizer(model, optimizer)
     for group in optimizer.param_groups:
-        if not own.issuperset(group["params"]):
-            raise UsageError(
-                "task: optimizer(model) has parameters that the model does not have; create it "
-                "from the model that it gets"
-            )
         group["initial_lr"] = group["lr"]  # torch's name for it
     return optimizer
 

@@ -525,10 +525,42 @@ def test_each_worker_has_its_own_seed_and_batch_size() -> None:
     assert len({session.seed for session in sessions}) == 3
 
 
+@pytest.mark.parametrize(
+    ("change", "begins", "found"),
+    [
+        (lambda counts: counts.add_(1), 1, 1),
+        (lambda counts: counts.add_(1), 3, 3),  # at once
+        (lambda counts: counts.data.add_(1), 3, 4),  # by its values, after rounds 1, 2, 4, ...
+        (lambda counts: counts.data.add_(1), 5, 6),  # and at the end
+    ],
+)
+def test_change_of_what_is_not_sent_ends_the_script_with_the_name(
+    change: Callable[[torch.Tensor], object], begins: int, found: int
+) -> None:
+    def main() -> None:
+        model, number = model_of(), 0
+        model.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session.average()
+        while not session.done:
+            number += 1
+            if number >= begins:
+                change(model.counts)  # type: ignore[arg-type]
+            session.step(samples=BATCH)
+
+    script = Script(main)
+    for number in range(1, min(found, 6)):
+        script.train(order_of(number, steps=1))
+    said = refusal(script.finish) if found > 5 else refusal(script.train, order_of(found, steps=1))
+    assert said.startswith("model: training changed 'counts' (int64), which is neither averaged")
+
+
 def test_what_a_session_refuses() -> None:
     model, other = model_of(), model_of()
     message = refusal(join, model, torch.optim.SGD(other.parameters(), lr=0.1))
     assert "1 of its 1 parameters are not the model's" in message
+    message = refusal(join, model, torch.optim.LBFGS(model.parameters()))
+    assert message.startswith("optimizer: LBFGS computes curvature from its last steps")
     session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert "join was called twice" in refusal(join, model, torch.optim.SGD(model.parameters()))
     with pytest.raises(ValueError, match="samples = 0"):

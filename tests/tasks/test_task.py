@@ -13,19 +13,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.ao.quantization import MinMaxObserver
 from torch.utils.data import Dataset, TensorDataset
 
 from flower_blsgd import LocalSGD, Task
 from flower_blsgd.cli import main as cli
+from flower_blsgd.config import RunConfig
 from flower_blsgd.data.source import import_torchvision
 from flower_blsgd.errors import UsageError
 from flower_blsgd.models import pretrained, vision
 from flower_blsgd.protocol import EvaluateReport
+from flower_blsgd.run import _workload_of_task
 from flower_blsgd.tasks import by_name, load_task, register_task
 from flower_blsgd.tasks.by_name import check_weights, prepare_task, registration
 from flower_blsgd.tasks.check import check_task
 from flower_blsgd.tasks.task import correct, with_validation
+from flower_blsgd.worker.model_io import check_model
 
+from ..in_process_grid import InProcessGrid
 from ..log_capture import captured_log
 from ..refusal import refusal
 
@@ -42,6 +47,12 @@ class Pairs(Dataset):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         assert isinstance(index, int)
         return INPUTS[index], int(TARGETS[index])
+
+
+class Dicts(Pairs):
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], int]:  # type: ignore[override]
+        inputs, target = super().__getitem__(index)
+        return {"x": inputs}, target
 
 
 def network() -> nn.Module:
@@ -191,6 +202,14 @@ def test_check_lets_a_good_task_pass(train: object) -> None:
         ),
         ({"test": (INPUTS[:, :1], TARGETS)}, "model(inputs) of test raised RuntimeError: mat1"),
         ({"augment": lambda x, g: x[:1]}, "augment(inputs, generator) returned shape (1, 2), exp"),
+        (
+            {"augment": lambda x, g: x[:1], "train": Pairs()},
+            "augment(inputs, generator) returned shape (1, 2), expected a tensor of the whole",
+        ),
+        (
+            {"augment": lambda x, g: x.add(1), "train": Dicts()},
+            "augment(inputs, generator) of inputs that are a dict raised AttributeError: 'dict'",
+        ),
         ({"augment": lambda x, g: x[:, :1]}, "model(augment(inputs, generator)) raised Runtime"),
         ({"model": lambda: nn.Linear(3, 3)}, "model(inputs) raised RuntimeError"),
         ({"model": lambda: "net"}, "model() returned a str, expected a torch.nn.Module"),
@@ -200,6 +219,50 @@ def test_check_lets_a_good_task_pass(train: object) -> None:
 def test_check_names_the_function(settings: dict[str, object], message: str) -> None:
     found = refusal(check_task, task_of(**settings), "own:task")
     assert found.startswith(f"task = 'own:task': {message}")
+
+
+class WithState(torch.optim.SGD):
+    """Keeps what is given, by a key, in its first step."""
+
+    def __init__(self, model: nn.Module, key: Any, value: object) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self._key, self._value = key, value
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                self.state[self._key or parameter]["kept"] = self._value
+
+
+class Wrapped(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": super().state_dict(), "slow": {}}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda m: WithState(m, None, "warm"), "the state 'kept' of WithState is a str; only"),
+        (lambda m: WithState(m, None, [1]), "the state 'kept' of WithState is a list; only"),
+        (lambda m: WithState(m, m[0], 1), "WithState has state that is of no parameter"),
+        (lambda m: torch.optim.LBFGS(m.parameters()), "optimizer: LBFGS computes curvature from"),
+        (lambda m: Wrapped(m.parameters()), "optimizer: state_dict() of Wrapped has no 'param_gr"),
+    ],
+)
+def test_optimizers_whose_state_cannot_be_kept_are_refused(make: Any, told: str) -> None:
+    assert refusal(check_task, task_of(optimizer=make)).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m: torch.optim.RMSprop(m.parameters(), momentum=0.5),
+        lambda m: torch.optim.Adafactor(m.parameters()),
+        lambda m: WithState(m, None, 0.5),
+    ],
+)
+def test_optimizers_of_any_state_per_parameter_pass(make: Any) -> None:
+    check_task(task_of(optimizer=make))
 
 
 def refusing(*_: object) -> Tensor:
@@ -213,6 +276,18 @@ def test_pretrained_weights_that_raise_are_told_in_one_line() -> None:
     assert refusal(check_task, task_of(loss=refusing)).startswith("data = '/nowhere': no such fol")
 
 
+def with_buffer(buffer: Tensor) -> nn.Module:
+    model = network()
+    if isinstance(buffer, nn.Parameter):
+        model.register_parameter("extra", buffer)
+    else:
+        model.register_buffer("extra", buffer)
+    return model
+
+
+REFUSED = "'extra' cannot be sent and saved"
+
+
 class Extra(nn.Linear):
     def get_extra_state(self) -> dict[str, int]:
         return {"calls": 1}
@@ -221,10 +296,16 @@ class Extra(nn.Linear):
 @pytest.mark.parametrize(
     ("make", "told"),
     [
+        (lambda: nn.Linear(2, 3).to(torch.float8_e4m3fn), "'weight' cannot be sent and saved (Got"),
+        (lambda: with_buffer(torch.ones(2, dtype=torch.complex128)), f"{REFUSED} (Unknown dtype"),
+        (lambda: with_buffer(torch.eye(2).to_sparse()), f"{REFUSED} ("),
         (
-            lambda: nn.Linear(2, 3).to(torch.float8_e4m3fn),
-            "'weight' is float8_e4m3fn, which numpy lacks; use float32, bfloat16 or float16",
+            lambda: with_buffer(nn.Parameter(torch.ones(2, dtype=torch.complex128))),
+            f"{REFUSED} (Unknown dtype",
         ),
+        (lambda: with_buffer(torch.eye(2).long().to_sparse()), f"{REFUSED} ("),
+        (lambda: with_buffer(torch.ones(2, device="meta")), f"{REFUSED} ("),
+        (lambda: with_buffer(torch.ones(1).expand(2, 3)), "'extra' is expanded, so its elements"),
         (lambda: nn.LazyLinear(3), "'weight' has no shape yet"),
         (lambda: Extra(2, 3), "'_extra_state' comes from get_extra_state"),
         (lambda: nn.Linear(2, 3).requires_grad_(False), "no parameter has requires_grad = True"),
@@ -236,6 +317,31 @@ def test_models_that_cannot_be_trained_are_refused(
 ) -> None:
     assert refusal(check_task, task_of(model=make)).startswith(f"model: {told}")
     assert refusal(LocalSGD, make(), (INPUTS, TARGETS)).startswith(f"model: {told}")
+
+
+def test_only_what_can_be_neither_saved_nor_compared_is_refused() -> None:
+    """Frozen weights may have any type; what is not in the state dict may be anything."""
+    model = with_buffer(torch.ones(2, dtype=torch.complex64))
+    model.register_buffer("table", torch.ones(1).long().expand(3))
+    model.register_buffer("scratch", torch.eye(2).to_sparse(), persistent=False)
+    model.base = nn.Linear(2, 2).requires_grad_(False).to(torch.float8_e4m3fn)
+    check_model(model, values=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_values_that_are_not_finite_are_refused_before_a_run(dtype: torch.dtype) -> None:
+    config = RunConfig(task="own", epochs=1)
+
+    def prepare(make: Callable[[], nn.Module], **settings: Any) -> object:
+        return _workload_of_task(InProcessGrid({}), config, task_of(model=make, **settings))
+
+    mask = torch.tensor([0.0, -torch.inf]).to(dtype)
+    said = refusal(prepare, lambda: with_buffer(mask))
+    assert said.startswith("model: 'extra' has values that are not finite")
+    assert said.endswith("for a mask with -inf, use register_buffer(..., persistent=False)")
+    assert "not finite" in refusal(prepare, lambda: nn.Sequential(network(), MinMaxObserver()))
+    # Pretrained weights replace those of the new model.
+    prepare(lambda: with_buffer(mask.clone()), pretrained=lambda model: model.extra.zero_())
 
 
 def test_arrays_that_torch_cannot_read_are_refused() -> None:

@@ -346,7 +346,7 @@ class Counting(torch.optim.SGD):
         (lambda model: "adam", "returned a str, expected a torch.optim.Optimizer"),
         (
             lambda model: torch.optim.Adam(model_of().parameters()),
-            "has parameters that the model does not have",
+            "4 of its 4 parameters are not the model's",
         ),
     ],
 )
