@@ -275,7 +275,7 @@ class RunConfig:
     @property
     def is_script(self) -> bool:
         """Whether the task is a training script of ``blsgd launch``."""
-        return self.task.endswith(".py")
+        return self.task.endswith(".py") or self.task.startswith("-m ")
 
     def check_script(self) -> None:
         """Raise UsageError for a setting without effect on a script; resumed runs may have one."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 
 from .config import RunConfig
@@ -17,6 +18,7 @@ from .errors import UsageError
 from .grids.features import features_of
 from .grids.local_grid import LocalGrid
 from .grids.mailbox import MailboxGrid
+from .grids.worker_process import death
 from .grids.worker_spec import WorkerSpec, parse_workers
 from .protocol import (
     ARRAYS,
@@ -31,19 +33,23 @@ from .protocol import (
     SessionInfo,
 )
 from .protocol.records import records_of
+from .protocol.session import check_script
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .results.speed_profile import with_profile
 from .run import Workload, train_on
 from .session.client import MAIN_RANK
 from .strategy.budget import Budget
-from .strategy.messages import read_answer, replies_to
+from .strategy.messages import answer_of, read_answer, replies_to
 from .strategy.replies import ModelShape
 
 _CLIENT_APP = "flower_blsgd.session.client:app"
 _POLL_SECONDS = 0.5
 _JOIN_SECONDS = 600.0
 """Time for a script to reach its first step."""
+
+_END_SECONDS = 300.0
+"""Time for the threads, child processes and exit functions of scripts after the run."""
 
 _LATE = (
     f"it has not called session.step within {_JOIN_SECONDS:.0f} s; call "
@@ -54,18 +60,23 @@ _EPOCH_SAMPLES = 50_000
 """Samples of an epoch if the script has neither the session's sampler nor an evaluation."""
 
 
+class ScriptFailedError(AggregationError):
+    """A script failed after the run. `code` is its exit code, or 1."""
+
+    code = 1
+
+
 def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecorder:
     """Run a script on every worker, and train what its sessions join.
 
     The script is a Python file that calls `flower_blsgd.join`, and `arguments` are its command
-    line. UsageError if the script does not exist or cannot train with these workers and settings,
-    or decides one of the settings itself; AggregationError as in `BiasedLocalSGD`.
+    line; with ``"-m"`` as script, they begin with a module. UsageError if the script does not exist
+    or cannot train with these workers and settings, or decides one of the settings itself;
+    AggregationError as in `BiasedLocalSGD`; ScriptFailedError if a script fails after the run.
     """
-    file = Path(script)
-    if not file.is_file():
-        raise UsageError(f"{script!r} is not a file; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
+    task, name = check_script(script, *arguments)
     config.check_script()
-    config = replace(config, task=file.name, name=config.name or file.stem)
+    config = replace(config, task=task, name=config.name or name)
     workers, _ = with_profile(parse_workers(config.workers), config)
     if precision := next((w.precision for w in workers if w.precision), ""):
         raise UsageError(f"workers: precision={precision}: a script decides this itself")
@@ -77,7 +88,7 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
         Path(__file__).parents[1],
         {
             **config.to_run_config(),
-            SCRIPT: shlex.join([str(file.resolve()), *arguments]),
+            SCRIPT: shlex.join([script, *arguments]),
             MAIN_RANK: main,
         },
         on_line=logs.add,
@@ -95,7 +106,10 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
 
     try:
         with grid:
-            return train_script(grid, config, view)
+            try:
+                return train_script(grid, config, view)
+            finally:
+                grid.end_programs()
     finally:
         logs.flush()  # closing the grid has waited for the last lines
 
@@ -104,8 +118,8 @@ def train_script(grid: Grid, config: RunConfig, view: ProgressView | None = None
     """Train what the scripts of a grid's workers have joined, and end the scripts.
 
     The grid is a local grid, or has streams to SuperNodes. UsageError with another one, because
-    Flower's plain messages start a process each. Without a `view`, progress is shown on standard
-    output.
+    Flower's plain messages start a process each. ScriptFailedError if a script fails after the run.
+    Without a `view`, progress is shown on standard output.
     """
     if not isinstance(grid, MailboxGrid):
         raise UsageError(
@@ -115,9 +129,33 @@ def train_script(grid: Grid, config: RunConfig, view: ProgressView | None = None
     config.check_script()
     recorder = train_on(grid, config, view, load=_workload)
     if recorder.arrays is not None:
-        content = RecordDict({ARRAYS: recorder.arrays})
-        replies_to(grid, [Message(content, n, QUERY_END) for n in grid.get_node_ids()], None)
+        _end_scripts(grid, recorder, recorder.arrays)
     return recorder
+
+
+def _end_scripts(grid: Grid, recorder: RunRecorder, arrays: ArrayRecord) -> None:
+    """Hand the final model to all scripts, wait for their ends, and raise an error if one fails.
+
+    A script that cannot take the model failed during the run, and that has been said.
+    """
+    if isinstance(grid, LocalGrid):
+        grid.end_restarts()
+    orders = [Message(RecordDict({ARRAYS: arrays}), n, QUERY_END) for n in grid.get_node_ids()]
+    answers = {n: answer_of(reply) for n, reply in replies_to(grid, orders, None).items()}
+    taken = [n for n, a in answers.items() if not isinstance(a, Failure) or a.kind == "died"]
+    replies = replies_to(grid, [Message(RecordDict(), n, QUERY_END) for n in taken], None)
+    codes = grid.end_programs(_END_SECONDS) if isinstance(grid, LocalGrid) else {}
+    failures = {}
+    for node_id in taken:
+        answer, code = answer_of(replies.get(node_id)), codes.get(node_id)
+        if isinstance(answer, Failure) and not (answer.kind == "died" and code == 0):
+            failures[node_id] = answer
+        elif code:
+            failures[node_id] = Failure("died", f"its process {death(code)}")
+    if failures:
+        failed = ScriptFailedError(recorder.add_last_failures(failures))
+        failed.code = max(1, *(codes.get(node_id, 1) for node_id in failures))
+        raise failed
 
 
 def _main_rank(workers: Sequence[WorkerSpec]) -> int:

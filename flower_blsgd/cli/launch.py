@@ -22,6 +22,14 @@ def add_launch(command: argparse.ArgumentParser) -> None:
             f"--{name}", type=kind, metavar="N", help=f"length of the run in {words}"
         )
     add_resume(command)
+    command.add_argument(
+        "-m",
+        dest="module",
+        metavar="MODULE",
+        nargs=argparse.REMAINDER,
+        default=[],
+        help="run this module as the script, like python -m",
+    )
     command.add_argument("script", nargs="?", help="Python file that calls flower_blsgd.join")
     command.add_argument(
         "arguments", nargs=argparse.REMAINDER, help="the command line of the script"
@@ -40,6 +48,8 @@ def _launch(options: argparse.Namespace) -> None:
     if resume and resume.endswith(".py"):  # --resume SCRIPT
         arguments = [*([script] if script else []), *arguments]
         script, resume = resume, "runs/latest"
+    if options.module:
+        script, arguments = "-m", [*options.module, *([script] if script else []), *arguments]
     if script is None:
         raise UsageError("the script is missing; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
     app = built_in_app()
@@ -56,7 +66,7 @@ def _launch(options: argparse.Namespace) -> None:
         values["epochs"] = NO_LIMIT
     elif not given and not resume:
         raise UsageError("give the length of the run: --samples, --seconds or --rounds")
-    values["name"] = values["name"] or config_name(file_name or Path(script).stem)
+    values["name"] = values["name"] or config_name(file_name)
     config = RunConfig.from_run_config(values)
     if note := cores_note(parse_workers(config.workers)):
         print(note, flush=True)

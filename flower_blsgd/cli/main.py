@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if not isinstance(error, AppExitException):  # as a round without a usable reply
             raise
-        return _fail(error, 1, error)
+        return _fail(error, getattr(error, "code", 1), error)  # that of a script
     return 0
 
 

@@ -193,14 +193,16 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
 
 
 def _script(text: str) -> str:
-    """Return the command line of a script with its absolute path; UsageError if it is no file."""
+    """Return the command line of a script with its absolute path; UsageError if it cannot run."""
     if not text:
         return ""
-    name, *arguments = shlex.split(text)
-    path = Path(name).expanduser().absolute()
-    if not path.is_file():
-        raise UsageError(f"--script {name!r} is not a file")
-    return shlex.join([str(path), *arguments])
+    from ..protocol.session import check_script
+
+    script, *arguments = shlex.split(text)
+    if script != "-m":
+        script = str(Path(script).expanduser().absolute())
+    check_script(script, *arguments)
+    return shlex.join([script, *arguments])
 
 
 def _environment(pinning: Mapping[str, str]) -> dict[str, str]:

@@ -3,18 +3,22 @@
 import errno
 import functools
 import importlib
+import importlib.abc
 import inspect
 import itertools
 import logging
 import os
 import re
+import sys
 import tempfile
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import UsageError, first_line, nearest, pip_install
@@ -457,13 +461,43 @@ def import_torchvision() -> Any:
     the first one. Classification needs none of them, so the missing ones are declared, with one
     line in the log. UsageError if torchvision is not installed or cannot be imported.
     """
+    repair_torchvision()
     try:
         return importlib.import_module("torchvision")
     except ModuleNotFoundError as error:
         raise UsageError(f"task: images need {error.name}; {pip_install('vision')}") from None
     except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error):
-            raise UsageError(f"torchvision cannot be imported ({first_line(error)})") from None
+        raise UsageError(f"torchvision cannot be imported ({first_line(error)})") from None
+
+
+def repair_torchvision() -> None:
+    """Let imports of torchvision succeed in this process as `import_torchvision` does."""
+    if not any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _TorchvisionFinder())
+
+
+class _TorchvisionFinder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Return a spec whose loader declares missing operators when the import fails."""
+        spec = PathFinder.find_spec(name, path, target) if name == "torchvision" else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            try:
+                run(module)
+            except RuntimeError as error:
+                if "torchvision::nms does not exist" not in str(error):
+                    raise
+                _declare_operators()
+                run(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _declare_operators() -> None:
     from torch.library import Library
 
     library: Any = Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
@@ -474,7 +508,6 @@ def import_torchvision() -> Any:
         "torchvision was built for another torch, so its compiled operators are missing; "
         "classification works without them"
     )
-    return importlib.import_module("torchvision")
 
 
 def is_repaired() -> bool:

@@ -70,7 +70,37 @@ def start_fork_server(modules: Iterable[str] = ()) -> None:
 
 
 _SERVERS_OWN = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-"""Signals that reach all processes of a group; the server alone handles them."""
+"""Signals that may reach all processes; the server alone handles them."""
+
+INTERRUPTED = threading.Event()
+"""Set in a worker's process before a SIGINT that shall interrupt its program."""
+
+
+def _leave_to_server(number: int, frame: object) -> None:
+    """Handle a signal; unlike with SIG_IGN, programs that the worker starts are not deaf to it."""
+    if number == signal.SIGINT and INTERRUPTED.is_set():
+        raise KeyboardInterrupt
+
+
+def _take_signals() -> None:
+    """Leave signals to the server in this process, but not in its forks, from their beginning."""
+    thread = threading.local()
+
+    def block() -> None:
+        thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_OWN)
+
+    def restore() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, thread.mask)
+
+    def restore_in_child() -> None:
+        for number, handler in zip(_SERVERS_OWN, before, strict=True):
+            if signal.getsignal(number) is _leave_to_server:
+                signal.signal(number, handler)
+        restore()
+
+    before = [signal.signal(number, _leave_to_server) for number in _SERVERS_OWN]
+    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=restore_in_child)
+
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Devices of Linux's drivers for accelerators: NVIDIA's, AMD's and that of WSL2."""
@@ -91,8 +121,7 @@ class StartedProcess:
     """A process that `start_worker` started: its exit code, and a way to signal it.
 
     On Linux it is watched through a file descriptor (pidfd). So its end is noticed even if its
-    children live on, the end of the fork server is not mistaken for it, and its process id cannot
-    be confused with that of a later process.
+    children live on, and the end of the fork server is not mistaken for it.
     """
 
     def __init__(self, process: BaseProcess) -> None:
@@ -123,13 +152,12 @@ class StartedProcess:
             time.sleep(0.02)
         return code
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal to the process if it still runs."""
-        with contextlib.suppress(OSError):
-            if self.fd >= 0:
-                signal.pidfd_send_signal(self.fd, number)
-            elif self.wait(0.0) is None:
-                os.kill(self.pid, number)
+    def kill(self) -> None:
+        """Kill the process and the children in its process group, if it still runs."""
+        for kill in (os.killpg, os.kill):  # a process that has just been started has no group
+            if self.wait(0.0) is None:
+                with contextlib.suppress(OSError):
+                    kill(self.pid, signal.SIGKILL)
 
     def _exit_code(self) -> int | None:
         with PROCESSES:
@@ -224,8 +252,9 @@ def _run_worker(
     output: Connection | None,
 ) -> None:
     """Run a program in its process, with the state of a freshly started process."""
-    for number in _SERVERS_OWN:
-        signal.signal(number, signal.SIG_IGN)
+    # Ctrl-C and the end of a terminal reach this process's children through the server only.
+    os.setpgid(0, 0)
+    _take_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVERS_OWN)
     if output is not None:
         with output:

@@ -7,6 +7,7 @@ import logging
 import queue
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -27,7 +28,7 @@ from .fork_server import start_fork_server
 from .mailbox import Mailbox, MailboxGrid
 from .pinning import environment
 from .shared_memory import BufferPool, Payload, PlacedRecords, pack, ship
-from .worker_process import Job, WorkerProcess
+from .worker_process import PROGRAM_SECONDS, Job, WorkerProcess
 from .worker_spec import WorkerSpec
 
 _LOG = logging.getLogger(__name__)
@@ -133,6 +134,31 @@ class LocalGrid(MailboxGrid):
         """End all worker processes and wait for them. May be called twice."""
         self._finalizer()
 
+    def end_restarts(self) -> None:
+        """From now on, start no process again."""
+        for node in self._nodes.values():
+            node.restarts = False
+
+    def end_programs(self, seconds: float = PROGRAM_SECONDS) -> dict[int, int]:
+        """Let all idle processes with a main program end by themselves; return their exit codes.
+
+        A program that still runs gets a KeyboardInterrupt. After `seconds`, processes are killed.
+        """
+        began = time.monotonic()
+        ending = {node_id: node.hang_up() for node_id, node in self._nodes.items()}
+        for limit in sorted({PROGRAM_SECONDS, seconds}):
+            for node_id, process in ending.items():
+                left = max(0.0, began + limit - time.monotonic())
+                if process is not None and process.wait(left) is None:
+                    who = f"threads, children or exit functions of {self._nodes[node_id].label}"
+                    then = (
+                        "are killed" if limit == seconds else f"may for {seconds:.0f} s"
+                    )
+                    _LOG.warning("%s still run after %.0f s and %s", who, limit, then)
+                    if limit == seconds:
+                        process.kill()
+        return {node_id: process.wait() or 0 for node_id, process in ending.items() if process}
+
     def take_deaths(self) -> list[int]:
         """Return the nodes whose process died between two messages, each death once."""
         return [self._idle_deaths.get() for _ in range(self._idle_deaths.qsize())]
@@ -197,6 +223,7 @@ class WorkerNode:
         self._thread: threading.Thread | None = None
         self._process: WorkerProcess | None = None
         self._handled = ""  # the id of a message
+        self.restarts = True  # after a failure
         # Garbage collection may close this node in any thread, also in one that has the lock.
         self._lock, self._closing = threading.RLock(), False
         self.on_line: Callable[[str], None] = functools.partial(_LOG.info, "[%s] %s", self.label)
@@ -220,6 +247,15 @@ class WorkerNode:
             if process is not None and self._handled in self._mailbox.late:
                 _LOG.warning("worker %s did not answer in time and is killed", self.label)
                 process.kill()
+
+    def hang_up(self) -> WorkerProcess | None:
+        """Send the process no more messages; None if there is none, or it is busy."""
+        with self._lock:
+            self.restarts, process = False, self._process
+            if process is None or self._handled:
+                return None
+            process.hang_up()
+            return process
 
     def begin_close(self) -> None:
         """Refuse further messages, and end the process."""
@@ -268,7 +304,7 @@ class WorkerNode:
     def _living_process(self) -> WorkerProcess:
         """Return the process, or a new one if it died or was never started."""
         process = self._process
-        if process is not None and process.ended:
+        if process is not None and process.ended and self.restarts:
             if not process.killed:
                 self._idle_deaths.put(self._job.context.node_id)
             self._bury()
@@ -284,14 +320,14 @@ class WorkerNode:
             if self._closing:
                 raise
             self._fail(message, f"the process {self._bury()}")
-            self._start_process()  # during the rest of the round
+            if self.restarts:
+                self._start_process()  # during the rest of the round
         else:
-            if reply.has_error() and reply.error.code == PROCESS_ENDS:
-                self._bury()
-                self._mailbox.receive(reply)
+            process_ends = reply.has_error() and reply.error.code == PROCESS_ENDS
+            self._mailbox.receive(reply)
+            if process_ends and self.restarts:
+                self._bury(PROGRAM_SECONDS)
                 self._start_process()
-            else:
-                self._mailbox.receive(reply)
 
     def _start_process(self) -> WorkerProcess:
         process = WorkerProcess(self._job, self.on_line)
@@ -301,13 +337,14 @@ class WorkerNode:
                 process.terminate()
         return process
 
-    def _bury(self) -> str:
+    def _bury(self, *seconds: float) -> str:
         """Release the resources of the process, and return how it died."""
         process = self._process
         assert process is not None
-        how = process.end()  # it may still run, with a broken pipe
-        self._process = None
-        _LOG.warning("worker %s starts again: the process %s", self.label, how.rpartition("\n")[2])
+        how = process.end(*seconds)  # it may still run, with a broken pipe
+        if self.restarts:
+            self._process, last = None, how.rpartition("\n")[2]
+            _LOG.warning("worker %s starts again: the process %s", self.label, last)
         return how
 
     def _fail(self, message: Message, reason: str = "") -> None:

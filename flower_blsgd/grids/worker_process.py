@@ -6,12 +6,14 @@ pipe closes or the server's process ends, even if the server is killed during a 
 
 import collections
 import contextlib
+import ctypes
 import fcntl
 import functools
 import multiprocessing
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -26,13 +28,19 @@ from flwr.clientapp import ClientApp
 from ..errors import UsageError
 from .app_call import PROCESS_ENDS, Handler, error_of, handler_of, main_program_of, takes_views
 from .flower_internals import NOT_LOADED, load_app, release_records_at_once
-from .fork_server import start_worker
+from .fork_server import INTERRUPTED, start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
 from .worker_spec import WorkerSpec
 
 _LAST_WORDS_SECONDS = 2.0
+PROGRAM_SECONDS = 10.0
+"""Time for the threads, child processes and exit functions of a program that was cut short."""
+
 _LAST_REPLY_SECONDS = 5.0
 """Time for a message to arrive after the program has raised: the reply says why."""
+
+_RETURN_SECONDS = 0.2
+"""Time for a program to return after it has let its last message be answered."""
 
 _POLL_MILLISECONDS = 500
 _REPORTED_LINES = 20
@@ -121,24 +129,36 @@ class WorkerProcess:
         reply: Message = self._channel.receive()
         return reply
 
+    def hang_up(self) -> None:
+        """Let a program know that no message follows, after which the process ends by itself."""
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(self._channel.fileno())) as pipe,
+        ):
+            pipe.shutdown(socket.SHUT_WR)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait for the exit code, negative for a signal; None if it still runs after `seconds`."""
+        return self._process.wait(seconds)
+
     def terminate(self) -> None:
-        """Kill the process: it ignores SIGTERM, which a whole process group may receive."""
-        self._process.send_signal(signal.SIGKILL)
+        """Kill the process and its children."""
+        self._process.kill()
 
     def kill(self) -> None:
         """Kill a process that is late; `receive` fails."""
         self.killed = True
-        self._process.send_signal(signal.SIGKILL)
+        self._process.kill()
 
-    def end(self) -> str:
-        """End the process, and return its last output lines and, as the last line, how it died."""
-        self._process.wait(_LAST_WORDS_SECONDS)
+    def end(self, seconds: float = _LAST_WORDS_SECONDS) -> str:
+        """End the process, and return its last output lines and, as the last line, how it died.
+
+        It has this time to end by itself.
+        """
+        self._process.wait(seconds)
         self.close()
         code = self._process.wait() or 0
-        how = f"exit code {code}"
-        if -code in set(signal.Signals):
-            how = f"signal {signal.Signals(-code).name}"
-        died = f"died ({how})"
+        died = death(code)
         if code == -signal.SIGKILL and not self.killed:
             died += ", as when the kernel runs out of memory"
         last = "\n".join(self._last_lines)
@@ -161,6 +181,12 @@ class WorkerProcess:
             for line in lines:
                 self._last_lines.append(line.rstrip())
                 self._on_line(line.rstrip())
+
+
+def death(code: int) -> str:
+    """Return how a process with this exit code died."""
+    number = -code in set(signal.Signals)
+    return f"died ({f'signal {signal.Signals(-code).name}' if number else f'exit code {code}'})"
 
 
 # --- in the worker's process ------------------------------------------------------------------
@@ -189,22 +215,39 @@ def serve(
     arguments = channel, handle, pool, answering, told
     if program is None:
         _answer(*arguments)
-        if not told.is_set():
-            return
-    else:
-        thread = threading.Thread(target=_answer, args=arguments, daemon=True)
-        thread.start()
+        if told.is_set():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)  # destructors may fail if the accelerator does
+        return
+
+    def answer() -> None:
         try:
-            program(context)
-        except BaseException:  # also SystemExit of a script
-            told.wait(_LAST_REPLY_SECONDS)
-        else:
-            thread.join()
-            return
+            _answer(*arguments)
+        except BaseException:  # else nobody would answer
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        if not told.is_set() and not returned.wait(_RETURN_SECONDS):
+            INTERRUPTED.set()
+            os.killpg(0, signal.SIGINT)  # as Ctrl-C in a terminal
+        told.set()
+
+    returned, code = threading.Event(), 0
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    try:
+        program(context)
+        returned.set()
+        thread.join()
+    except BaseException as error:  # also SystemExit of a script
+        told.wait(_LAST_REPLY_SECONDS)
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
     with answering:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # destructors may fail if the accelerator does
+        pass
+    # The end of an interpreter: threads, exit functions, files, child processes. A child of
+    # multiprocessing would skip most of it.
+    ctypes.pythonapi.Py_Exit(code)
 
 
 def _answer(
@@ -216,12 +259,13 @@ def _answer(
 ) -> None:
     """Answer messages until the server closes the pipe; hold a lock during each message.
 
-    It sets `told` and returns after a reply that says that this process ends.
+    It sets `told` and returns after a reply that says that this process ends. OSError if the pipe
+    cannot be used here, as with too many open files.
     """
     while True:
         try:
             message: Message = channel.receive()
-        except (EOFError, OSError):
+        except (EOFError, ConnectionError):
             return
         with answering:
             reply = handle(message)
@@ -230,7 +274,7 @@ def _answer(
             del message, reply  # so that the server can reuse their memory
             try:
                 channel.send(payload)
-            except OSError:  # the server has ended
+            except ConnectionError:  # the server has ended
                 return
             del payload
             if is_last:
@@ -263,12 +307,12 @@ def _end_with_server() -> None:
         # A handler may hold the interpreter's lock for long, so that the thread below cannot run.
         # The kernel's signal about the pipe ends the process all the same.
         signal.signal(signal.SIGIO, signal.SIG_DFL)
-        fcntl.fcntl(server.sentinel, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(server.sentinel, fcntl.F_SETOWN, -os.getpgrp())  # and its children
         flags = fcntl.fcntl(server.sentinel, fcntl.F_GETFL)
         fcntl.fcntl(server.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
 
     def wait_for_the_end() -> None:
         wait(ends)
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=wait_for_the_end, daemon=True).start()

@@ -20,6 +20,7 @@ from flwr.app.exception import AppExitException
 from ..algorithm.catalog import part_of
 from ..config import RunConfig
 from ..errors import UsageError
+from ..protocol import Failure
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.budget import Budget
 from ..strategy.cost_model import NEGLIGIBLE, slow_device_lines
@@ -213,6 +214,22 @@ class RunRecorder:
         self._write("run.log", append, folder.path / "run.log", self._early_lines)
         if config.tensorboard:
             self._events = EventWriter(folder.path, self._resumed[-1] if resumed else 0)
+
+    def add_last_failures(self, failures: Mapping[int, Failure]) -> str:
+        """Add failures after the end, by node, to the summary; return a line that names them."""
+        labels = {w.address[0]: w.label for w in self._strategy.registry.workers}
+        said = []
+        for node_id, failure in failures.items():
+            label, kind = labels.get(node_id, f"node {node_id}"), failure.kind
+            said.append(f"in worker {label}: {failure.brief}")
+            row = {"worker": label, "kind": kind, "reason": failure.reason}
+            self.summary["failures"].append({"round": len(self._metrics.records), **row})
+            counts = self.summary["failures_by_worker"].setdefault(label, {})
+            counts[kind] = counts.get(kind, 0) + 1
+        line = f"{self.config.task} failed after the run, {'; '.join(said)}"
+        self._log(f"error: {line}")
+        self._write("summary.json", self.folder.write_summary, self.summary)
+        return line
 
     # --- a resumed run
 

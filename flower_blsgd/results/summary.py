@@ -255,7 +255,9 @@ def blsgd_command(config: RunConfig, *words: str) -> str:
     blsgd = shutil.which("blsgd") and "blsgd"
     blsgd = blsgd or os.path.relpath(Path(sys.executable).with_name("blsgd"))
     if config.is_script:
-        return shlex.join([blsgd, "launch", *words, config.task]) + " ..."
+        of_module = config.task.startswith("-m ")
+        script = config.task.split(" ", 1) if of_module else [config.task]
+        return shlex.join([blsgd, "launch", *words, *script]) + " ..."
     return shlex.join([blsgd, "run", *words])
 
 

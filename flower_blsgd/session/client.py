@@ -8,13 +8,16 @@ import os
 import runpy
 import shlex
 import sys
-import traceback
 from concurrent.futures import Future
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
+from zipfile import is_zipfile
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from ..data.source import repair_torchvision
 from ..errors import UsageError
 from ..grids.app_call import accept_views, set_main_program
 from ..grids.machine import OWN_DEVICE, visible_card
@@ -49,31 +52,53 @@ def _run_script(context: Context) -> None:
     if OWN_DEVICE not in os.environ and not is_late:  # on a SuperNode
         os.environ.update(visible_card(str(context.node_config.get("device", ""))))
     worker, config, node = worker_of(context), context.run_config, context.node_config
-    script, *arguments = shlex.split(str(config.get(SCRIPT) or node[SCRIPT]))
+    line = shlex.split(str(config.get(SCRIPT) or node[SCRIPT]))
     rank = int(node.get("partition-id", 0))
     seed, batch_size = int(config["seed"]), int(config["batch-size"])
     is_main = rank == int(config.get(MAIN_RANK, 0))
     exchange = Exchange(worker, rank, seed, batch_size, is_main)
     HERE.exchange = exchange
     _started.set_result(exchange)
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).resolve().parent))
+    repair_torchvision()
     try:
         with pinned(worker, int(config["threads"])):
-            runpy.run_path(script, run_name="__main__")
+            _run_as_python(*line)
     except UsageError as error:  # it would be raised again
-        sys.stderr.write(f"{script}: {error}\n")
+        sys.stderr.write(f"{line[0]}: {error}\n")
         exchange.end(error)
     except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:
-            exchange.end(None)
-            return
-        if not isinstance(error, SystemExit):
-            traceback.print_exc()
-        exchange.end(error)
-        raise
+        code = error.code if isinstance(error, SystemExit) else 1
+        exchange.end(error if code else None)
+        if not isinstance(error, SystemExit | KeyboardInterrupt):  # Ctrl-C in the launcher
+            sys.excepthook(type(error), error, error.__traceback__)
+        elif not isinstance(code, int | None):
+            sys.stderr.write(f"{code}\n")
+        if code:
+            raise
     else:
         exchange.end(None)
+
+
+def _run_as_python(script: str, *arguments: str) -> None:
+    """Run a script, or ``-m MODULE``, as ``python`` does.
+
+    It is ``__main__`` until the process ends, not only to its last line as with `runpy.run_path`.
+    """
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = [script, *arguments]
+    if script == "-m":
+        del sys.argv[0]
+        sys.path.insert(0, str(Path.cwd()))
+        runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
+    elif is_zipfile(script):
+        sys.path.insert(0, script)
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+    else:
+        file = str(Path(script).absolute())
+        sys.path.insert(0, str(Path(script).resolve().parent))
+        main.__file__, main.__loader__ = file, SourceFileLoader("__main__", file)
+        code = main.__loader__.source_to_code(main.__loader__.get_data(file), file)
+        exec(code, main.__dict__)
 
 
 _started: Future[Exchange] = Future()
@@ -124,8 +149,11 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query(SCRIPT_END)
 def end(message: Message, context: Context) -> Message:
-    """Hand over the final model, and reply when the script has ended."""
-    _exchange().do(End(message.content.array_records[ARRAYS]))
+    """Hand over the final model if there is one, else reply when the script has ended."""
+    if arrays := message.content.array_records.get(ARRAYS):
+        _exchange().do(End(arrays))
+    else:
+        _exchange().ended.result()
     return Message(RecordDict({CONFIG: ConfigRecord()}), reply_to=message)
 
 

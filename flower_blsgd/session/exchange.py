@@ -73,7 +73,7 @@ class Exchange:
         self._current: Work | None = None
         self._lock = threading.Lock()
         self.ended: Future[None] = Future()
-        """Set when the script has ended, with the error if it raised one."""
+        """Set when the script has ended, with the reason if it failed."""
 
     # --- the script's side
 
@@ -82,8 +82,11 @@ class Exchange:
         self.joined.set_result(joined)
 
     def next_work(self) -> Work:
-        """Wait for work, and return it."""
-        return self._work.get()
+        """Wait for work, and return it; `End` is done when the script has it."""
+        work = self._work.get()
+        if isinstance(work, End):
+            work.result.set_result(None)
+        return work
 
     def end(self, error: BaseException | None) -> None:
         """Note that the script has ended; all work fails from now on, except `End`."""
@@ -92,8 +95,12 @@ class Exchange:
                 return
             if error is None:
                 self.ended.set_result(None)
-            else:
-                self.ended.set_exception(error)
+            else:  # not the error itself, which would keep the script's variables
+                reason = UsageError(first_line(error))
+                if not isinstance(error, UsageError):
+                    what = f"the script raised {type(error).__name__}: {reason}"
+                    reason = ProcessEndsError(what)
+                self.ended.set_exception(reason)
             if not self.joined.done():
                 self.joined.set_exception(self._reason())
             current, self._current = self._current, None
@@ -125,15 +132,13 @@ class Exchange:
 
     def _reason(self) -> UsageError:
         """Return why the script does no more work, in one line; its traceback is in its output."""
-        error = self.ended.exception()
-        if error is None:
-            return UsageError(
-                "the script ended before the run was over; continue to train until session.done, "
-                "as in `while not session.done: for batch in loader: ...`"
-            )
-        if isinstance(error, UsageError):
-            return error
-        return ProcessEndsError(f"the script raised {type(error).__name__}: {first_line(error)}")
+        reason = self.ended.exception()
+        if isinstance(reason, UsageError):
+            return reason
+        return UsageError(
+            "the script ended before the run was over; continue to train until session.done, as in "
+            "`while not session.done: for batch in loader: ...`"
+        )
 
 
 @dataclass

@@ -19,7 +19,10 @@ CORE = usable_cores()[0]
     [
         (["script.py"], "give the length of the run: --samples, --seconds or --rounds"),
         (["--rounds", "3"], "the script is missing; blsgd launch [OPTIONS] SCRIPT"),
-        (["--rounds", "3", "none.py"], "'none.py' is not a file; blsgd launch"),
+        (["--rounds", "3", "none.py"], "script 'none.py' is not a file"),
+        (["--rounds", "3", "x.ipynb"], "is a notebook; convert it first: jupyter nbconvert --to "),
+        (["--rounds", "3", "-m", "none.train"], "-m none.train: Python finds no such module from"),
+        (["--rounds", "3", "-m"], "the script is missing"),
         (["--rounds", "-3", "script.py"], "rounds = -3 must be at least 0"),
         (
             ["--rounds", "3", "--workers", f"1x cpu:{CORE} role=evaluate", "script.py"],
@@ -40,6 +43,7 @@ def test_mistake_is_refused_in_one_line(
     refused: Refused, folder: Path, arguments: list[str], message: str
 ) -> None:
     (folder / "script.py").touch()
+    (folder / "x.ipynb").touch()
     assert message in refused("launch", *arguments)
 
 
@@ -66,9 +70,14 @@ def test_length_of_the_run_and_the_scripts_arguments(
     old.write_config(
         RunConfig(task="train.py", rounds=5, epochs=NO_LIMIT, patience=3).to_run_config()
     )
+    commands = {
+        "train.py": ("train.py", "--rounds", "9", "x"),
+        "-m": ("-m", "package.train", "--rounds", "9", "-m"),
+    }
     calls: list[tuple[str, list[str], RunConfig]] = []
     monkeypatch.setattr("flower_blsgd.launch.launch", lambda *given: calls.append(given))
-    printed("launch", "--workers", f"1x cpu:{CORE}", *given, "train.py", "--rounds", "9", "x")
-    ((script, arguments, config),) = calls
-    assert (script, arguments) == ("train.py", ["--rounds", "9", "x"])
-    assert {name: getattr(config, name) for name in limits} == limits
+    for script, command in commands.items():
+        printed("launch", "--workers", f"1x cpu:{CORE}", *given, *command)
+        *line, config = calls.pop()
+        assert line == [script, list(command[1:])]
+        assert {name: getattr(config, name) for name in limits} == limits

@@ -230,8 +230,9 @@ def test_superlink_with_tls_is_verified(tmp_path: Path) -> None:
 
 
 def test_script_is_the_worker_of_one_node_per_device(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+    script, notebook = tmp_path / "train.py", tmp_path / "train.ipynb"
     script.touch()
+    notebook.touch()
     further = ("--script", f"{script} --lr 0.1", "--node-config", "partition-id=3 x=1")
     nodes = [config_of(node) for node in launched("1x cpu:0; 1x cpu:1", *further)]
     assert [(node["device"], node["partition-id"], node["x"]) for node in nodes] == [
@@ -240,4 +241,7 @@ def test_script_is_the_worker_of_one_node_per_device(tmp_path: Path) -> None:
     ]
     assert {node["script"] for node in nodes} == {f"{script} --lr 0.1"}
     line = refusal(launched, "1x cpu:0", "--script", "none.py")
-    assert line == "--script 'none.py' is not a file"
+    assert line == f"script '{Path('none.py').absolute()}' is not a file"
+    assert "is a notebook" in refusal(launched, "1x cpu:0", "--script", str(notebook))
+    (node,) = launched("1x cpu:0", "--script", "-m json.tool x")
+    assert config_of(node)["script"] == "-m json.tool x"

@@ -255,7 +255,8 @@ def test_torchvision_of_another_build_is_imported(tmp_path: Path) -> None:
     )
     code = (
         "from flower_blsgd.data.source import import_torchvision\n"
-        "assert import_torchvision() is import_torchvision()\nprint('imported')"
+        "assert import_torchvision() is import_torchvision()\nimport torchvision\n"
+        "print('imported', torchvision.__spec__.name)"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
@@ -265,7 +266,7 @@ def test_torchvision_of_another_build_is_imported(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stdout == "imported\n", done.stderr
+    assert done.stdout == "imported torchvision\n", done.stderr
     assert done.stderr == (
         "torchvision was built for another torch, so its compiled operators are missing; "
         "classification works without them\n"

@@ -80,6 +80,14 @@ def train(message: Message, context: Context) -> Message:
             wait_for(order["child-waits-for"])
             os._exit(0)
         os._exit(3)
+    if what == "signal":  # to itself and to a child, which has Python's own handlers at once
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            if (child := os.fork()) == 0:
+                time.sleep(LONGEST_WAIT_SECONDS)
+                os._exit(0)
+            os.kill(child, signal.SIGTERM)
+            assert os.waitpid(child, 0)[1] == signal.SIGTERM
     if what == "hold-the-gil":
         sum(range(10**12))  # one call of a C function that never lets another thread run
     if what == "lose-the-accelerator":
@@ -109,7 +117,6 @@ def query(message: Message, context: Context) -> Message:
         arguments=sys.argv[1:],
         random=[random.random(), float(np.random.random()), float(torch.rand(1))],
         threads=torch.get_num_threads(),
-        ignores_ctrl_c=signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
         files=len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0,
         affinity=_affinity(0),
         native_affinity=sorted({core for t in _native_threads() for core in _affinity(t)}),

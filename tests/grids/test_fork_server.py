@@ -20,10 +20,12 @@ from tests.log_capture import captured_log
 from .processes import (
     answer_of,
     ask,
+    ask_one,
     is_alive,
     is_helper,
     make_grid,
     needs_affinity,
+    order,
     process_ids,
     query,
     report,
@@ -158,6 +160,7 @@ def test_a_worker_is_as_a_process_that_was_started_now(
     workers = [WorkerSpec("cpu", cores), WorkerSpec("cuda:0")]
     with make_grid(app_dir, workers, threads=2) as grid:
         one, two = (answer_of(reply) for reply in ask(grid, query(100), query(101)))
+        answer_of(ask_one(grid, order(100, do="signal")))
     assert one["parent"] == two["parent"]
     assert is_helper(one["parent"]) if forked else one["parent"] == os.getpid()
     assert one["folder"] == str(tmp_path)
@@ -172,7 +175,6 @@ def test_a_worker_is_as_a_process_that_was_started_now(
     assert (one["BLSGD_TEST"], one["PYTHONSAFEPATH"]) == ("set since", "not set")
     if forked:  # torch.compile's settings were read in the fork server
         assert one["compile_threads"] == max(1, len(usable_cores()) // 2)
-    assert one["ignores_ctrl_c"]
     assert len({*one["random"], *two["random"]}) == 6
     assert one["files"] == two["files"]  # none of a fork made before
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from flower_blsgd.grids.flower_internals import (
 )
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.shared_memory import Channel
 from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import Failure
 
@@ -307,6 +309,47 @@ def test_limit_of_open_files_goes_up_as_far_as_it_may(count: int, limits: str) -
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == limits
+
+
+PROGRAM = """
+import threading, time
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+from flower_blsgd.grids.app_call import set_main_program
+
+app = ClientApp()
+app.train()(lambda message, context: Message(message.content, reply_to=message))
+set_main_program(app, lambda context: threading.Thread(target=time.sleep, args=(90,)).start())
+"""
+
+
+def test_process_with_a_program_that_cannot_receive_or_does_not_end(tmp_path: Path) -> None:
+    failed = tmp_path / "failed"
+
+    def fail_once() -> None:
+        receive, received = Channel.receive, []
+
+        def receive_one(channel: Channel) -> object:
+            if received and not failed.exists():
+                failed.touch()
+                raise OSError(24, "Too many open files")
+            received.append(receive(channel))
+            return received[-1]
+
+        Channel.receive = receive_one  # type: ignore[method-assign]
+
+    (tmp_path / "programs.py").write_text(PROGRAM)
+    client = "programs:app", tmp_path, {}
+    with LocalGrid([WorkerSpec("cpu")], *client, setup=fail_once) as grid:
+        assert not ask_one(grid, order()).has_error()
+        reason = ask_one(grid, order()).error.reason
+        assert "Too many open files" in reason
+        assert reason.endswith("died (exit code 1)")
+        assert not ask_one(grid, order()).has_error()
+        with captured_log() as log:
+            assert grid.end_programs(0.2) == {100: -signal.SIGKILL}
+        (line,) = log.warnings
+        assert re.fullmatch(r"threads, .* of cpu \(node 100\) still run after .* are killed", line)
 
 
 # --- the end --------------------------------------------------------------------------------

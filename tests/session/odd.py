@@ -1,9 +1,48 @@
 """A training script that does odd things, by the words on its command line."""
 
+import atexit
 import multiprocessing
+import os
+import subprocess
 import sys
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
 
 LEARNING_RATE = 0.125
+
+
+def leave_much(rank: int) -> None:
+    """Leave what an interpreter ends: files, functions, a folder, a child; end others before."""
+
+    def write(what: str, text: str) -> None:
+        Path(f"{what}-{rank}").write_text(text)
+
+    def write_late() -> None:
+        threading.main_thread().join()
+        write("thread", "written")
+
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # ends its processes with a signal
+        assert pool.map(abs, [-1]) == [1]
+    for number in (15, 2):
+        with subprocess.Popen(["sleep", "90"]) as process:
+            process.send_signal(number)
+        assert process.returncode == -number
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(90,), daemon=True)
+    child.start()
+    write("child", str(child.pid))
+    global unclosed, folder  # noqa: PLW0603
+    unclosed = open(f"unclosed-{rank}", "w")  # noqa: SIM115
+    unclosed.write("written")
+    folder = tempfile.TemporaryDirectory()
+    write("folder", folder.name)
+    weakref.finalize(write_late, write, "finalize", "written")
+    atexit.register(write, "atexit", "written")
+    atexit.register(print, "at exit", rank)
+    threading.Thread(target=write_late).start()
+    write("names", f"{__file__} {sys.argv[0]} {sys.path[0]} {sys.modules['__main__'].__name__}")
 
 
 def main(oddities: set[str]) -> None:
@@ -25,6 +64,8 @@ def main(oddities: set[str]) -> None:
         process.start()
         process.join()
         assert process.exitcode == 0
+    if "leave" in oddities:
+        leave_much(rank)
     model = nn.Linear(4, 2)
     model.bias.requires_grad_("freeze" not in oddities or rank == 0)
     if "infinite" in oddities:
@@ -47,6 +88,12 @@ def main(oddities: set[str]) -> None:
         session.step(samples=len(inputs))
         if session.done:
             break
+    if "fail" in oddities and rank < 2 and session.done:
+        if rank == 0:
+            sys.exit(3)
+        raise OSError(28, "No space left on device")
+    if "quit" in oddities:
+        os._exit(rank)
 
 
 if __name__ == "__main__":

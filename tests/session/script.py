@@ -1,5 +1,6 @@
 """A training script for the tests: three lines make it a worker."""
 
+import atexit
 import os
 import signal
 import sys
@@ -40,6 +41,7 @@ def misbehave(how: str, rank: int, steps: int, folder: Path) -> None:
 
 def main(how: str, processes: int, folder: Path) -> None:
     """Train until the run is over."""
+    atexit.register(print, "at exit", flush=True)
     inputs, targets = data()
     dataset, net = TensorDataset(inputs, targets), model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)

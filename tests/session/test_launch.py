@@ -158,6 +158,7 @@ def test_a_run_that_was_interrupted_and_killed_resumes_to_the_same_bits(blsgd: C
         assert process.returncode == 130, shown
         assert "launch --resume runs/script-1 script.py ..." in shown
         assert summary()["interrupted"]
+        assert "at exit" in Path("runs/latest/worker-1.log").read_text()
     before = last_checkpoint()
     with running("--resume", SCRIPT) as process:
         assert wait_until(lambda: last_checkpoint() > before)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.launch import launch
+from flower_blsgd.launch import ScriptFailedError, launch
 from flower_blsgd.results.recorder import RunRecorder
 
+from ..grids.processes import is_alive
+from ..log_capture import captured_log
 from ..refusal import refusal
 from . import odd
 
@@ -23,7 +25,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def launched(oddities: str, workers: int = 2, **settings: Any) -> RunRecorder:
+def launched(
+    oddities: str, workers: int = 2, script: str = odd.__file__, **settings: Any
+) -> RunRecorder:
     """Launch the script for 30 short rounds, with workers whose speeds are given."""
     speed = "batch=8 seconds-per-step=0.001"
     slow = f"; 1x cpu slow {speed}" if settings else ""
@@ -35,7 +39,7 @@ def launched(oddities: str, workers: int = 2, **settings: Any) -> RunRecorder:
         threads=1,
         **settings,
     )
-    return launch(str(Path(odd.__file__)), oddities.split(), config)
+    return launch(script, oddities.split(), config)
 
 
 def test_a_loss_alone_is_the_metric_and_smaller_is_better(
@@ -61,15 +65,51 @@ def test_a_missing_metric_ends_the_run_at_the_first_evaluation() -> None:
     assert summary["failures"] == []
 
 
-def test_only_the_work_of_odd_workers_is_lost() -> None:
-    """All spawn a process; the second has a NaN once, and the third ends too early."""
-    run = launched("spawn nan early", 3)
-    failures = [(one["worker"][:6], one["kind"]) for one in run.summary["failures"]]
-    assert Counter(failures) == {("fast-1", "not finite"): 1, ("fast-2", "raised"): 3}
-    assert run.summary["failures"][-1]["reason"].startswith("the script ended before the run was")
-    assert run.summary["rounds"] == 30
-    lines = (run.folder.path / "rounds.jsonl").read_text().splitlines()
+def test_only_the_work_of_odd_workers_is_lost_and_they_end_as_with_python() -> None:
+    """All spawn a process, and leave much for their end. The second has a NaN once, the third ends
+    too early, and the first two fail after the run.
+    """
+    link, folder = Path("link.py"), Path("runs/latest")
+    link.symlink_to(odd.__file__)
+    with captured_log() as log, pytest.raises(ScriptFailedError) as failed:
+        launched("spawn nan early leave fail", 3, "link.py")
+    first = r"the script raised SystemExit: 3"
+    second = r"the script raised OSError: \[Errno 28\] No space left on device"
+    line = rf"link.py failed after the run, in worker fast-0 \S+: {first}; in worker fast-1 \S+: "
+    assert re.fullmatch(line + second, str(failed.value))
+    assert failed.value.code == 3
+    assert (folder / "run.log").read_text().endswith(f"error: {failed.value}\n")
+    assert not [warning for warning in log.warnings if "starts again" in warning]
+
+    summary = json.loads((folder / "summary.json").read_text())
+    failures = [(one["worker"][:6], one["kind"]) for one in summary["failures"]]
+    assert failures[-2:] == [("fast-0", "raised"), ("fast-1", "raised")]
+    assert Counter(failures[:-2]) == {("fast-1", "not finite"): 1, ("fast-2", "raised"): 3}
+    assert "the script ended before the run was" in str(summary["failures"])
+    assert summary["rounds"] == 30
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
     assert {json.loads(line)["learning_rate"] for line in lines} == {odd.LEARNING_RATE}
+
+    real = Path(odd.__file__).parent
+    for rank in range(3):
+        for what in ("unclosed", "finalize", "atexit", "thread"):
+            assert Path(f"{what}-{rank}").read_text() == "written"
+        assert not Path(Path(f"folder-{rank}").read_text()).exists()
+        assert not is_alive(int(Path(f"child-{rank}").read_text()))
+        names = Path(f"names-{rank}").read_text()
+        assert names == f"{link.absolute()} link.py {real} __main__"
+    shown = Path(folder, "worker-1.log").read_text()
+    assert "OSError: [Errno 28] No space left on device" in shown
+    assert "at exit 1" in shown
+
+
+def test_a_module_runs_as_with_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its second worker dies after the run, the first ends quickly; both may."""
+    Path("package").mkdir()
+    Path("package/train.py").write_text(Path(odd.__file__).read_text())
+    with pytest.raises(ScriptFailedError, match=r"-m package.train failed .* \(exit code 1\)"):
+        launched("package.train quit", script="-m")
+    assert Path("runs/train-1/model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(
