@@ -151,9 +151,7 @@ class LocalGrid(MailboxGrid):
                 left = max(0.0, began + limit - time.monotonic())
                 if process is not None and process.wait(left) is None:
                     who = f"threads, children or exit functions of {self._nodes[node_id].label}"
-                    then = (
-                        "are killed" if limit == seconds else f"may for {seconds:.0f} s"
-                    )
+                    then = "are killed" if limit == seconds else f"may for {seconds:.0f} s"
                     _LOG.warning("%s still run after %.0f s and %s", who, limit, then)
                     if limit == seconds:
                         process.kill()
