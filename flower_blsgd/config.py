@@ -11,8 +11,11 @@ import json
 import math
 import os
 import re
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -385,3 +388,22 @@ def _type_name(wanted: Any) -> str:
     names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
     kind = "a number" if float in get_args(wanted) else "an integer"
     return names.get(wanted, f'{kind} or "auto"')
+
+
+def task_of_script(script: str, *arguments: str) -> tuple[str, str]:
+    """Return the task and the name of a run of a training script, or of ``"-m", MODULE``.
+
+    UsageError if Python cannot run it.
+    """
+    if script == "-m":
+        module = "".join(arguments[:1])
+        folders = [str(Path.cwd()), *sys.path]
+        if not module or PathFinder.find_spec(module.partition(".")[0], folders) is None:
+            raise UsageError(f"-m {module}: Python finds no such module from this folder")
+        return f"-m {module}", module.rpartition(".")[2]
+    if not Path(script).is_file():
+        raise UsageError(f"script {script!r} is not a file")
+    if script.endswith(".ipynb"):
+        convert = shlex.join(["jupyter", "nbconvert", "--to", "script", script])
+        raise UsageError(f"script {script!r} is a notebook; convert it first: {convert}")
+    return Path(script).name, re.sub(r"[^\w.-]", "-", Path(script).stem)

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 
-from .config import RunConfig
+from .config import RunConfig, task_of_script
 from .errors import UsageError
 from .grids.features import features_of
 from .grids.local_grid import LocalGrid
@@ -33,7 +33,6 @@ from .protocol import (
     SessionInfo,
 )
 from .protocol.records import records_of
-from .protocol.session import check_script
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .results.speed_profile import with_profile
@@ -74,7 +73,7 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
     or cannot train with these workers and settings, or decides one of the settings itself;
     AggregationError as in `BiasedLocalSGD`; ScriptFailedError if a script fails after the run.
     """
-    task, name = check_script(script, *arguments)
+    task, name = task_of_script(script, *arguments)
     config.check_script()
     config = replace(config, task=task, name=config.name or name)
     workers, _ = with_profile(parse_workers(config.workers), config)

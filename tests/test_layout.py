@@ -47,7 +47,8 @@ ARROWS = {
     | {"worker", "config", "errors", "files"},
     # only the command line imports it; others name it as "module:name"
     "paper": {"experiments", "results", "strategy", "algorithm", "grids", "config", "errors"},
-    "session": {"worker", "protocol", "algorithm", "grids", "errors"},
+    # of data only the repair of torchvision
+    "session": {"worker", "protocol", "algorithm", "grids", "errors", "data"},
     "launch": {"run", "session", "results", "strategy", "protocol", "grids", "config", "errors"},
     "settings": {"algorithm"},  # written by make format
     "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}

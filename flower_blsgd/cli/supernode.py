@@ -196,12 +196,12 @@ def _script(text: str) -> str:
     """Return the command line of a script with its absolute path; UsageError if it cannot run."""
     if not text:
         return ""
-    from ..protocol.session import check_script
+    from ..config import task_of_script
 
     script, *arguments = shlex.split(text)
     if script != "-m":
         script = str(Path(script).expanduser().absolute())
-    check_script(script, *arguments)
+    task_of_script(script, *arguments)
     return shlex.join([script, *arguments])
 
 

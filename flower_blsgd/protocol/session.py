@@ -1,15 +1,9 @@
 """Messages between the launcher and the session of a training script."""
 
-import re
-import shlex
-import sys
 from dataclasses import dataclass, field
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
-from ..errors import UsageError
 from .failure import ProtocolError
 from .records import ARRAYS, CONFIG, from_wire, records_of, to_wire
 
@@ -21,25 +15,6 @@ QUERY_JOIN, QUERY_END = f"query.{SCRIPT_JOIN}", f"query.{SCRIPT_END}"
 
 _MOST_SAMPLES = 2**31 - 1
 """Indices of samples are int32."""
-
-
-def check_script(script: str, *arguments: str) -> tuple[str, str]:
-    """Return the task and the name of a run of a training script, or of ``"-m", MODULE``.
-
-    UsageError if Python cannot run it.
-    """
-    if script == "-m":
-        module = "".join(arguments[:1])
-        folders = [str(Path.cwd()), *sys.path]
-        if not module or PathFinder.find_spec(module.partition(".")[0], folders) is None:
-            raise UsageError(f"-m {module}: Python finds no such module from this folder")
-        return f"-m {module}", module.rpartition(".")[2]
-    if not Path(script).is_file():
-        raise UsageError(f"script {script!r} is not a file")
-    if script.endswith(".ipynb"):
-        convert = shlex.join(["jupyter", "nbconvert", "--to", "script", script])
-        raise UsageError(f"script {script!r} is a notebook; convert it first: {convert}")
-    return Path(script).name, re.sub(r"[^\w.-]", "-", Path(script).stem)
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,10 @@ def _run_as_python(script: str, *arguments: str) -> None:
     else:
         file = str(Path(script).absolute())
         sys.path.insert(0, str(Path(script).resolve().parent))
-        main.__file__, main.__loader__ = file, SourceFileLoader("__main__", file)
-        code = main.__loader__.source_to_code(main.__loader__.get_data(file), file)
-        exec(code, main.__dict__)
+        loader = SourceFileLoader("__main__", file)
+        code = loader.source_to_code(loader.get_data(file), file)
+        arguments_of_main = main.__dict__, None, "__main__", None, None, file
+        runpy._run_code(code, *arguments_of_main)  # type: ignore[attr-defined]
 
 
 _started: Future[Exchange] = Future()
