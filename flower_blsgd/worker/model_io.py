@@ -133,8 +133,10 @@ def first_difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 def _named_in(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of a model that a record has: those that are sent, or the state dict."""
     own = sent_tensors(model)
+    if record.keys() == own.keys():
+        return own
     state = model.state_dict()
-    return state if record.keys() == state.keys() != own.keys() else own
+    return state if record.keys() == state.keys() else own
 
 
 def _check_shapes(record: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
@@ -212,48 +214,55 @@ class FrozenTensors:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model if frozen_tensors(model) else nn.Module()
-        self._tensors: dict[str, Tensor] = {}
-        self._marks: list[tuple[str, int, int]] = []
+        every = model.state_dict(keep_vars=True).items()
+        names = {id(tensor): name for name, tensor in every if not _is_sent(tensor)}
+        stores = (s for module in model.modules() for s in (module._parameters, module._buffers))
+        places = [(s, key, names[id(t)]) for s in stores for key, t in s.items() if id(t) in names]
+        self._places: list[tuple[dict[str, Any], str, str]] = places
+        self._tensors: list[Tensor | None] = []
+        self._marks: Sequence[object] = [None] * len(places)
+        self._values = [b""] * len(places)
         self._lost = ""
 
     def begin(self, sent: Container[str] = ()) -> None:
-        """Note the tensors before training, except those of an order that `sent` names.
+        """Note the tensors before training, unless an order has them: one of the whole state dict.
 
         UsageError again if `check` has raised it.
         """
         if self._lost:
             raise UsageError(self._lost)
-        self._sent = sent
-        if self._has_changed():
-            self._values = {name: _digest(tensor) for name, tensor in self._tensors.items()}
+        self._are_sent = any(name in sent for *_, name in self._places[:1])
+        for i in self._changed():
+            tensor = self._tensors[i]
+            self._values[i] = b"" if tensor is None else _digest(tensor)
 
     def check(self, round: int = 1) -> None:
         """Raise UsageError that names the first tensor that has changed since `begin`."""
         before = self._tensors  # held, so that no new tensor gets the address of an old one
+        changed = self._changed()
         is_due = round > 0 and round & (round - 1) == 0
-        if not self._has_changed() and not is_due:
-            return
-        for name, old in before.items():
-            now = self._tensors.get(name)
-            if now is None or _digest(now) != self._values[name]:
+        for i in range(len(before)) if is_due and not self._are_sent else changed:
+            old, new = before[i], self._tensors[i]
+            if old is not None and (new is None or _digest(new) != self._values[i]):
                 dtype = str(old.dtype).removeprefix("torch.")
                 kind = "no requires_grad" if old.is_floating_point() else dtype
                 self._lost = (
-                    f"model: training changed {name!r} ({kind}), which is neither averaged nor "
-                    f"saved; make it a floating-point buffer, or {_SCRATCH}"
+                    f"model: training changed {self._places[i][-1]!r} ({kind}), which is neither "
+                    f"averaged nor saved; make it a floating-point buffer, or {_SCRATCH}"
                 )
                 raise UsageError(self._lost)
 
-    def _has_changed(self) -> bool:
-        """Look at the tensors again; return whether one is another or was written to."""
-        found, before = frozen_tensors(self._model), self._marks
-        self._tensors = {name: tensor for name, tensor in found.items() if name not in self._sent}
-        self._marks = [
-            (name, tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-            for name, tensor in self._tensors.items()
+    def _changed(self) -> list[int]:
+        """Look at the tensors again; return the numbers of those that are others or written to."""
+        if self._are_sent:
+            return []
+        self._tensors = [store.get(key) for store, key, _ in self._places]
+        marks = [
+            t is None or (t.data_ptr(), 0 if t.is_inference() else t._version)
+            for t in self._tensors
         ]
-        return self._marks != before
+        before, self._marks = self._marks, marks
+        return [i for i, mark in enumerate(marks) if mark != before[i]]
 
 
 def _digest(tensor: Tensor) -> bytes:

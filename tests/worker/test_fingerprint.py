@@ -148,18 +148,29 @@ def test_what_is_sent_or_scratch_or_equal_or_changed_between_orders_may_change()
     assert arrays["mean"].numpy().tolist() == [4.0, 4.0]
     whole = sgd_of(CHANGES["in place"][0])
     state = {name: Array(tensor.numpy()) for name, tensor in whole.model.state_dict().items()}
+    frozen = FrozenTensors(whole.model)
+    frozen.begin()
     assert whole.run(order_for(ArrayRecord(state), range(4), 2)).arrays["counts"].numpy()[0] == 2
+    frozen.begin(state)
+    frozen.check(1)
 
 
-def test_values_are_read_in_rounds_1_2_4_and_8_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_read_in_rounds_1_2_4_8_or_if_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reads: list[int] = []
     digest = model_io._digest
     monkeypatch.setattr(model_io, "_digest", lambda t: reads.append(server_round) or digest(t))
-    frozen, server_round = FrozenTensors(Counting(len)), 0
+    model = Counting(len)
+    frozen, server_round = FrozenTensors(model), 0
+    monkeypatch.setattr(model, "state_dict", None)  # which takes milliseconds
     for server_round in range(10):
         frozen.begin()
+        if server_round == 5:
+            model.mask.fill_(True)  # only this one is read again
         frozen.check(server_round)
-    assert sorted(set(reads)) == [0, 1, 2, 4, 8]
+    assert sorted(set(reads)) == [0, 1, 2, 4, 5, 8]
+    assert (reads.count(4), reads.count(5)) == (4, 1)
     reads.clear()
     FrozenTensors(nn.BatchNorm1d(2)).begin()
     assert reads == []
