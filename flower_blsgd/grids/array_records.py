@@ -127,17 +127,16 @@ def memory_of(array: Array) -> AnyArray | None:
     if array.stype != _NUMPY:
         return None
     data, shape = array.data, tuple(array.shape)
-    for fortran in (False, True):
-        try:
-            header = _header(array.dtype, shape, fortran)
-        except (TypeError, ValueError):
-            return None
-        dtype = np.dtype(array.dtype)
-        if data.startswith(header) and len(data) == len(header) + dtype.itemsize * math.prod(shape):
-            elements = np.frombuffer(data, dtype, offset=len(header))
-            ordered = elements.reshape(shape, order="F" if fortran else "C")
-            return np.ascontiguousarray(ordered) if fortran else ordered
-    return None
+    fortran = b"'fortran_order': True" in data[:128]
+    try:
+        header = _header(array.dtype, shape, fortran)
+    except (TypeError, ValueError):
+        return None
+    dtype = np.dtype(array.dtype)
+    if not data.startswith(header) or len(data) != len(header) + dtype.itemsize * math.prod(shape):
+        return None
+    elements = np.ndarray(shape, dtype, data, len(header), order="F" if fortran else "C")
+    return np.ascontiguousarray(elements).reshape(shape)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,6 +9,7 @@ Both ends are processes of one run on one machine, one started by the other. Not
 unpickled.
 """
 
+import contextlib
 import copyreg
 import dis
 import importlib
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from multiprocessing.connection import Connection
@@ -279,9 +280,8 @@ def ship(content: object, pool: BufferPool) -> Payload:
     """Pack functions and data of the user, for worker processes.
 
     What is defined in ``__main__`` is pickled by value (cloudpickle). The user's other modules are
-    imported by name, so that each class exists once and what importing registers is there. Then
-    their variables, and attributes of their classes and functions, get the values that they have
-    here. Those that cannot be pickled, such as locks, are each process's own.
+    imported by name, so that each class exists once. Then their variables, and attributes of their
+    classes and functions, get the values that they have here; locks and the like stay as imported.
 
     Large tensors and arrays travel in shared memory, once for all processes. They are
     copy-on-write, so a worker's changes stay private.
@@ -289,16 +289,14 @@ def ship(content: object, pool: BufferPool) -> Payload:
     UsageError if there is not enough memory; any exception of cloudpickle, as for an open file.
     """
     pickler = _ByValue()
-    body, variables = pickler.dumps(content), dict[str, dict[str, bytes]]()
-    while name := next((name for name in pickler.modules if name not in variables), ""):
-        variables[name] = dict(_variables(sys.modules[name], pickler))
+    body = pickler.dumps(content)
+    variables = [v for name in pickler.modules for v in _variables(name, pickler)]  # finds more
     # In one block: each one needs open files.
     arrays = [array for _, array, _ in pickler.arrays.values()]
     layout = Layout.of((f"{i}", a.dtype.str, a.shape) for i, a in enumerate(arrays))
     memory = _filled(pool.new_memory(layout), layout, arrays)
-    shipped = _Shipped((_torch_settings(), variables, body, memory.block.number, layout.kinds))
-    content = pickle.dumps(shipped, pickle.HIGHEST_PROTOCOL)
-    return Payload(content, {memory.block.number: memory})
+    parts = _torch_settings(), pickler.modules, variables, body, memory.block.number, layout.kinds
+    return Payload(pickle.dumps(_Shipped(parts)), {memory.block.number: memory})
 
 
 class _Shipped(tuple[Any, ...]):
@@ -310,18 +308,15 @@ def _torch_settings() -> list[Callable[[], object]]:
     """Return calls that repeat the settings of torch in another process."""
     if (torch := sys.modules.get("torch")) is None:
         return []
-    warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    strict = torch.are_deterministic_algorithms_enabled()
     calls: list[Callable[[], object]] = [
         partial(torch.set_default_dtype, torch.get_default_dtype()),
-        partial(torch.use_deterministic_algorithms, strict, warn_only=warn),
+        partial(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode()),
     ]
-    flags = ["cudnn.benchmark", "cudnn.deterministic"]
-    try:
+    with contextlib.suppress(RuntimeError):  # the program has used torch's newer names, the flags
         precision = torch.get_float32_matmul_precision()
         calls.append(partial(torch.set_float32_matmul_precision, precision))
-    except RuntimeError:  # the program has used torch's newer names of the precision
-        flags += ["cuda.matmul.fp32_precision", "mkldnn.matmul.fp32_precision"]
+    flags = ["cuda.matmul.fp32_precision", "mkldnn.matmul.fp32_precision"]
+    flags += ["cudnn.benchmark", "cudnn.deterministic"]
     return calls + [partial(_set_flag, f, attrgetter(f)(torch.backends)) for f in flags]
 
 
@@ -336,7 +331,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self) -> None:
         self._buffer = io.BytesIO()
         super().__init__(self._buffer)
-        self.modules: dict[str, None] = {}
+        self.modules: list[str] = []
         self.arrays: dict[int, tuple[int, AnyArray, object]] = {}
         """Large arrays by the id of their object: index, array and the object itself."""
 
@@ -353,7 +348,7 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         if content is os.environ:  # each process has its own
             return getattr, (os, "environ")
         if callable(content) or isinstance(content, types.ModuleType):  # not each of many samples
-            self.modules |= dict.fromkeys(_users_modules(content))
+            self.modules += (name for name in _users_modules(content) if name not in self.modules)
         is_array = type(content) in (np.ndarray, np.memmap)
         array = content if is_array else _elements_of_tensor(content)
         if array is None or array.nbytes < _INLINE_TENSOR_BYTES or not is_plain(array.dtype):
@@ -381,22 +376,19 @@ def _users_modules(content: Any) -> Iterator[str]:
 _STDLIB = sysconfig.get_path("stdlib")
 
 
-def _variables(module: types.ModuleType, pickler: _ByValue) -> Iterator[tuple[str, bytes]]:
+def _variables(module: str, pickler: _ByValue) -> Iterator[tuple[str, str, bytes]]:
     """Return the variables of a module, and the attributes of its classes and functions."""
-    owners: list[tuple[str, Any]] = [("", module)]
+    owners: list[tuple[str, Any]] = [("", sys.modules[module])]
     for prefix, owner in owners:
         for name, value in list(vars(owner).items()):
             is_code = isinstance(value, type | types.FunctionType)
             is_descriptor = prefix and hasattr(type(value), "__get__") and not is_code
             if name.startswith("__") or not name.isidentifier() or is_descriptor:
                 continue
-            own_name = is_code and (value.__module__, value.__qualname__)
-            if own_name == (module.__name__, prefix + name):
+            if is_code and (value.__module__, value.__qualname__) == (module, prefix + name):
                 owners.append((f"{prefix}{name}.", value))
-            try:
-                yield prefix + name, pickler.dumps(value)
-            except Exception:  # a lock or an open file
-                continue
+            with contextlib.suppress(Exception):  # a lock or an open file
+                yield module, prefix + name, pickler.dumps(value)
 
 
 def _elements_of_tensor(content: Any) -> AnyArray | None:
@@ -514,7 +506,8 @@ def _array_at(arrays: Sequence[AnyArray], index: int, is_torch: bool) -> Any:
 def _shipped(
     channel: Channel,
     settings: Sequence[Callable[[], object]],
-    variables: Mapping[str, Mapping[str, bytes]],
+    modules: Sequence[str],
+    variables: Sequence[tuple[str, str, bytes]],
     body: bytes,
     number: int,
     kinds: Sequence[Kind],
@@ -527,9 +520,9 @@ def _shipped(
         np.ndarray(shape, dtype, memory, at) for *_, dtype, shape, at in Layout.of(kinds).places
     ]
     content = _Unpickler(io.BytesIO(body), arrays).load()
-    for name in variables:
+    for name in modules:
         importlib.import_module(name)
-    for name, path, pickled in ((n, *item) for n, new in variables.items() for item in new.items()):
+    for name, path, pickled in variables:
         *owners, attribute = path.split(".")
         try:
             owner = reduce(getattr, owners, sys.modules[name])

@@ -18,14 +18,8 @@ from ..worker.batches import (
 )
 from ..worker.evaluation import EvaluateReport, named_values
 from ..worker.model_io import check_model, momentum_record
-from ..worker.step import (
-    Augment,
-    augmented,
-    check_micro_batches,
-    custom_optimizer,
-    takes_model,
-)
-from .task import Task, call_user, is_lightning
+from ..worker.step import Augment, augmented, check_micro_batches, custom_optimizer, takes_model
+from .task import Task, call_user, refuse_lightning
 
 
 def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
@@ -49,12 +43,7 @@ def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
             raise UsageError(
                 f"{title}: model() returned {_what(model)}, expected a torch.nn.Module"
             )
-        if is_lightning(model):
-            raise UsageError(
-                f"{title}: model() returned a LightningModule, whose training_step and "
-                "configure_optimizers would be ignored; return its torch.nn.Module, or train its "
-                "script with blsgd launch and flower_blsgd.integrations.lightning.BlsgdCallback"
-            )
+        refuse_lightning(f"{title}: model() returned", model)
         check_micro_batches(model, micro_batch_size)
         check_model(model)
         model = model.cpu().eval()

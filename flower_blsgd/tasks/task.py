@@ -17,21 +17,11 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from ..algorithm.randomness import derived_seed, generator
 from ..data.cache import Prepared
 from ..errors import UsageError
-from ..worker.batches import (
-    BatchSource,
-    Collate,
-    Samples,
-    num_samples,
-    tensor_parts,
-)
+from ..worker.batches import BatchSource, Collate, Samples, num_samples, tensor_parts
 from ..worker.evaluation import EvaluateReport, evaluate_sums
 from ..worker.local_sgd import SampleLoss, cross_entropy
 from ..worker.model_io import frozen_tensors
-from ..worker.step import (
-    Augment,
-    MakeOptimizer,
-    takes_model,
-)
+from ..worker.step import Augment, MakeOptimizer, takes_model
 
 _LONGEST_REASON = 200
 
@@ -129,13 +119,7 @@ class Task:
     prepared: Prepared | None = None
 
     def __post_init__(self) -> None:
-        if is_lightning(self.model):
-            raise UsageError(
-                "task: model is a LightningModule, whose training_step and configure_optimizers "
-                "would be ignored; train its script with blsgd launch and "
-                "flower_blsgd.integrations.lightning.BlsgdCallback, or pass a function that "
-                "returns its torch.nn.Module, and the loss"
-            )
+        refuse_lightning("task: model is", self.model)
         if isinstance(self.model, nn.Module) or not callable(self.model):
             raise UsageError(
                 f"task: model is a {type(self.model).__name__}, but must be a function that "
@@ -292,10 +276,16 @@ def _check_samples(name: str, samples: Samples) -> None:
         )
 
 
-def is_lightning(model: Any) -> bool:
-    """Return whether a model, or a class of models, is a LightningModule."""
+def refuse_lightning(described: str, model: Any) -> None:
+    """Raise UsageError for a model, or a class of models, that is a LightningModule."""
     kinds = model.__mro__ if isinstance(model, type) else type(model).__mro__
-    return any(kind.__name__ == "LightningModule" for kind in kinds)
+    if any(kind.__name__ == "LightningModule" for kind in kinds):
+        raise UsageError(
+            f"{described} a LightningModule, whose training_step and configure_optimizers would be "
+            "ignored; train its script with blsgd launch and "
+            "flower_blsgd.integrations.lightning.BlsgdCallback, or pass a function that returns "
+            "its torch.nn.Module, and the loss"
+        )
 
 
 def call_user(title: str, described: str, function: Callable[..., Any], *arguments: Any) -> Any:

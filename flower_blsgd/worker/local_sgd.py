@@ -298,7 +298,9 @@ class LocalSGD:
             self._frozen.check(order.round)
             self._phase = "sending the model"
             self._optimizer.zero_grad()  # the copies need their memory
-            zeroed = order.momentum_policy != "reset" and self._zeroed_momentum()
+            zeroed = order.momentum_policy != "reset" and not momentum_is_finite(self._optimizer)
+            if zeroed:
+                zero_momentum(self.model, self._optimizer)
             momentum = self._hand_over_momentum(order, state)
             arrays = state_record(self.model, like=order.arrays)
         except BaseException:
@@ -344,13 +346,6 @@ class LocalSGD:
             if kept:
                 state[MOMENTUM] = kept
         return None
-
-    def _zeroed_momentum(self) -> bool:
-        """Set momentum to zero if it is not finite; return whether that was necessary."""
-        if momentum_is_finite(self._optimizer):
-            return False
-        zero_momentum(self.model, self._optimizer)
-        return True
 
     def _do_steps(self, order: TrainOrder, batches: Iterator[Any]) -> tuple[Tensor, float, float]:
         """Return the losses, the start time of the first step, and the seconds of all steps."""

@@ -388,7 +388,7 @@ def load_momentum(
 def _tensor_of(array: Array, parameter: nn.Parameter, slot: str) -> Tensor:
     if isinstance(array, TensorArray):
         return array.tensor
-    tensor = tensor_on(array.numpy())
+    tensor = tensor_on(elements_of(array))
     was_short = parameter.dtype in _SHORT and slot not in COUNTERS and _NUMBER not in slot
     return tensor.to(parameter.dtype) if was_short else tensor
 
@@ -445,9 +445,11 @@ def _state(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Iterator[tuple[str, nn.Parameter, str, Tensor]]:
     """Yield name, parameter, slot and tensor of the optimizer's whole state."""
+    slots, others = slots_of(optimizer), set(optimizer.state)
     for name, parameter in model.named_parameters():
+        others.discard(parameter)
         kept = optimizer.state.get(parameter, {})
-        for slot in slots_of(optimizer) or kept:
+        for slot in slots or kept:
             tensor = kept.get(slot)
             if isinstance(tensor, Tensor):
                 yield name, parameter, slot, tensor
@@ -460,7 +462,7 @@ def _state(
                     f"the state {slot!r} of {type(optimizer).__name__} is a "
                     f"{type(tensor).__name__}; only tensors and numbers can be kept between rounds"
                 )
-    if not slots_of(optimizer) and optimizer.state.keys() - set(model.parameters()):
+    if others and not slots:
         what = f"{type(optimizer).__name__} has state that is of no parameter of the model"
         raise UsageError(f"{what}; only that of parameters can be kept between rounds")
 
