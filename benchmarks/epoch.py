@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def rows_of(
 def epochs_of(algorithm: str, chosen: argparse.Namespace, data: str) -> list[float]:
     """Return the seconds of every epoch but the first of a run."""
     with tempfile.TemporaryDirectory() as folder:
-        out, profile = Path(folder) / "run", Path(folder) / "profile.json"
+        out = Path(folder) / "run"
         settings: dict[str, Any] = {
             **SETTINGS,
             "data": data,
@@ -115,8 +116,8 @@ def epochs_of(algorithm: str, chosen: argparse.Namespace, data: str) -> list[flo
             "epochs": chosen.epochs,
         }
         if not chosen.quick and ALGORITHMS[algorithm].steps == "system-aware":
-            settings["profile"] = profile
-            blsgd("calibrate", settings)
+            lines = blsgd("calibrate", settings).splitlines()
+            settings |= tomllib.loads(next(x for x in lines if x.startswith("workers = ")))
         blsgd("run", {**settings, "out": out}, ".")
         lines = (out / "rounds.jsonl").read_text().splitlines()
         return scaled_epochs([json.loads(line) for line in lines], chosen.images)
@@ -139,10 +140,10 @@ def scaled_epochs(rounds: Iterable[dict[str, Any]], images: int) -> list[float]:
     return [seconds[epoch] * images / samples[epoch] for epoch in seconds if epoch != first]
 
 
-def blsgd(command: str, settings: dict[str, Any], *arguments: str) -> None:
-    """Run a command of ours with these settings."""
+def blsgd(command: str, settings: dict[str, Any], *arguments: str) -> str:
+    """Run a command of ours with these settings; return what it prints."""
     words = [word for key, value in settings.items() for word in ("-s", f"{key}={value}")]
-    run([sys.executable, "-m", "flower_blsgd", command, *arguments, *words], LONGEST_SECONDS)
+    return run([sys.executable, "-m", "flower_blsgd", command, *arguments, *words], LONGEST_SECONDS)
 
 
 def default_workers(machine: Machine, slowdown: int = 8) -> str:

@@ -71,8 +71,11 @@ def command_of(engine: str, cell: Cell) -> list[str]:
     return [*_FLOWER, "deployment", "--app", app, *nodes]
 
 
-def run(command: list[str], longest_seconds: float) -> None:
-    """Run a command quietly; it is asked to end after so many seconds, and cleans up itself."""
+def run(command: list[str], longest_seconds: float) -> str:
+    """Run a command quietly and return its output.
+
+    It is asked to end after so many seconds, and cleans up itself.
+    """
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -86,6 +89,7 @@ def run(command: list[str], longest_seconds: float) -> None:
         lines = [line.strip() for line in output.splitlines() if line.strip()]
         reason = lines[-1].replace(str(ROOT), ".") if lines else "no output"
         raise NotRunError(f"failed with code {process.returncode}: {reason[:LONGEST_REASON]}")
+    return output
 
 
 def end(process: subprocess.Popen[str]) -> None:

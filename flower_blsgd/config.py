@@ -43,12 +43,15 @@ _TORCHVISION_DATA = re.compile(r"([A-Za-z]\w*):(.+)")
 
 CHANGEABLE = (
     *("epochs", "seconds", "rounds", "samples", "stop-at-accuracy", "patience"),
-    *("workers", "min-workers", "profile"),
+    *("workers", "min-workers"),
     *("data", "threads", "loader-workers", "micro-batch-size", "channels-last", "compile"),
     *("transport", "stream-address", "evaluate-every-epochs", "evaluate-on"),
     *("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard"),
 )
 """Settings that may change on resuming: the length of the run, and where and how it computes."""
+
+_GONE = ("profile",)
+"""Settings of 0.1.0 that no longer exist."""
 
 _OF_TASKS = (
     *("data", "model", *OPTIONS, "validation_share", "micro_batch_size", "loader_workers"),
@@ -168,7 +171,6 @@ class RunConfig:
     shrink_slow_batch: bool = True
     rebalance: bool = False
     fast_threshold: float = _share(FAST_SPEED_RATIO)
-    profile: str = _path()
     high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)
     high_loss_to: str = _part(*get_args(TierName))
     candidate_factor: int = _at_least(1, 4)
@@ -233,8 +235,10 @@ class RunConfig:
             raise UsageError("nesterov = true requires momentum above 0, but momentum = 0.0")
 
     @classmethod
-    def from_run_config(cls, values: Mapping[str, Value]) -> "RunConfig":
+    def from_run_config(cls, values: Mapping[str, Value], saved: bool = False) -> "RunConfig":
         """Read a flat run config with keys in kebab-case; missing keys have their default.
+
+        In that of a `saved` run, settings that no longer exist are ignored.
 
         Raises
         ------
@@ -242,6 +246,8 @@ class RunConfig:
             If a key is unknown (the message suggests the nearest ones) or a value is invalid.
         """
         known = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(cls)}
+        if saved:
+            values = {key: value for key, value in values.items() if key not in _GONE}
         for key, value in values.items():
             if key not in known:
                 raise UsageError(f"{key} = {value!r}: unknown key; {nearest(key, known)}")
@@ -260,7 +266,7 @@ class RunConfig:
         Names, such as those of the HF hub, and what does not exist stay as they are. A model is a
         folder if it has a slash.
         """
-        paths: dict[str, Any] = {"data": self.data, "profile": self.profile}
+        paths: dict[str, Any] = {"data": self.data}
         if "/" in self.model:
             paths["model"] = self.model
         paths = {k: str(Path(v).absolute()) for k, v in paths.items() if v and os.path.exists(v)}

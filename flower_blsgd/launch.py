@@ -35,7 +35,6 @@ from .protocol import (
 from .protocol.records import records_of
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
-from .results.speed_profile import with_profile
 from .run import Workload, train_on
 from .session.client import MAIN_RANK
 from .strategy.budget import Budget
@@ -76,7 +75,7 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
     task, name = task_of_script(script, *arguments)
     config.check_script()
     config = replace(config, task=task, name=config.name or name)
-    workers, _ = with_profile(parse_workers(config.workers), config)
+    workers = parse_workers(config.workers)
     if precision := next((w.precision for w in workers if w.precision), ""):
         raise UsageError(f"workers: precision={precision}: a script decides this itself")
     main = _main_rank(workers)

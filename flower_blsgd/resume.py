@@ -88,7 +88,7 @@ def open_run_to_resume(given: RunConfig, complete: bool) -> Iterator[ResumedRun 
                 f"{blsgd_command(of_run, '-c', str(folder / 'config.toml'), *out)}"
             )
         with _readable(checkpoint):
-            began = RunConfig.from_run_config(checkpoint.values[RUN]["config"])
+            began = RunConfig.from_run_config(checkpoint.values[RUN]["config"], saved=True)
             began = began.with_absolute_paths()
         config, notes = _settings(given, of_run, began, complete)
         resumed = ResumedRun(folder, config, checkpoint, notes)

@@ -29,7 +29,6 @@ from .results.events import require_tensorboard
 from .results.folder import RunFolder
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder, own_warnings
-from .results.speed_profile import SpeedProfile, with_profile
 from .resume import ResumedRun, open_run_to_resume
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.budget import Budget
@@ -114,10 +113,7 @@ def _train(
 
     with recorder.recording(work.data, work.assets):  # which saves the results at the end
         # Connect, measure speeds, and choose local steps by them.
-        # Other grids ignore a profile, and may not have the file.
-        profile = config.profile if workers else ""
-        overhead = SpeedProfile.read(Path(profile)).overhead_seconds.median if profile else 0.0
-        strategy.prepare(grid, arrays, overhead)
+        strategy.prepare(grid, arrays)
         if strategy.registry.active_or_excluded or not resumed:  # else it waits for workers
             strategy.planner.check(strategy.registry.active_or_excluded)
         recorder.open_folder(RunFolder(resumed.folder) if resumed else None)
@@ -126,9 +122,9 @@ def _train(
         elif not config.is_script and (note := precision_note(config.precision, workers)):
             recorder.say(note)
         if strategy.planner.measured is None:
-            _predict(strategy, recorder, overhead)
+            _predict(strategy, recorder)
         else:  # the first rounds measure
-            recorder.show_speeds = lambda: _predict(strategy, recorder, overhead)
+            recorder.show_speeds = lambda: _predict(strategy, recorder)
 
         # Train and evaluate.
         traces = recorder.folder.path / "trace"
@@ -259,7 +255,7 @@ def _refuse_without_local_grid(config: RunConfig, strategy: BiasedLocalSGD) -> N
         )
 
 
-def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder, overhead_seconds: float) -> None:
+def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder) -> None:
     """Print steps and speeds of the workers, and predict the figures that the summary measures."""
     if chosen := strategy.connector.steps_chosen:
         recorder.say(f"  {chosen}")
@@ -270,7 +266,7 @@ def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder, overhead_seconds: 
     for worker in strategy.registry.evaluating:
         recorder.say(f"  {worker.label}: evaluates while the others train")
     if any(worker.profile.seconds_per_step for worker in workers):
-        prediction = predict_run(strategy, workers, overhead_seconds)
+        prediction = predict_run(strategy, workers)
         if prediction is not None:  # all speeds are known
             recorder.predicted = {
                 "clock": recorder.config.clock,
@@ -292,11 +288,11 @@ def make_local_grid(
     """Return the grid of the built-in app's workers; processes start with the first message.
 
     Every process calls `setup` before it loads the app. `workers` replaces those of the settings.
-    UsageError if a worker or the profile of their speeds cannot be used, or `setup` cannot be sent.
+    UsageError if a worker cannot be used, or `setup` cannot be sent.
     """
     app = built_in_app()
     if workers is None:
-        workers, _ = with_profile(parse_workers(config.workers), config)
+        workers = parse_workers(config.workers)
     settings = config.to_run_config()
     start_fork_server(MODULES)
     try:
@@ -439,11 +435,6 @@ def _note_ignored_settings(
     config: RunConfig, registry: WorkerRegistry, recorder: RunRecorder
 ) -> None:
     """Print which settings a grid ignores: SuperNodes name their own devices."""
-    if config.profile:
-        recorder.say(
-            f'profile = "{config.profile}" is ignored: only blsgd run reads it; give each node '
-            "seconds-per-step in its node config"
-        )
     try:
         specs = parse_workers(config.workers)
     except UsageError:  # devices of another machine

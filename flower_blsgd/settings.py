@@ -55,7 +55,6 @@ class Settings(TypedDict, total=False):
     shrink_slow_batch: bool
     rebalance: bool
     fast_threshold: float
-    profile: str | PathLike[str]
     high_loss_ratio: float
     high_loss_to: str
     candidate_factor: int

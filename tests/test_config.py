@@ -171,7 +171,7 @@ def test_every_path_has_the_home_folder_for_a_tilde(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for key in ("data", "model", "profile", "out", "resume"):
+    for key in ("data", "model", "out", "resume"):
         config = RunConfig.from_run_config({key: "~/a b"})
         assert config.to_run_config()[key] == f"{tmp_path}/a b"
         line = refusal(RunConfig.from_run_config, {key: "~nobody-here/x"})

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 import flower_blsgd
 from flower_blsgd import Task
+from flower_blsgd.checkpoint.store import CheckpointStore
 from flower_blsgd.config import CHANGEABLE, RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.folder import RunFolder, alone_in
@@ -264,20 +265,21 @@ def test_signal_lets_the_round_finish_and_the_run_goes_on_from_it(
     assert left_by(Path("run")) == undisturbed
 
 
-def test_run_is_resumed_in_another_folder_with_the_files_of_its_own(
+def test_run_of_0_1_0_with_a_setting_that_is_gone_is_resumed_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("speeds.json").write_text("read by the local grid only")
     Path("elsewhere").mkdir()
-    train(profile="speeds.json", epochs=1)
-    whole = f'profile = "{tmp_path}/speeds.json"'
+    train(epochs=1)
+    file, store = Path("run/config.toml"), CheckpointStore(Path("run"), 2)
+    file.write_text('profile = "speeds.json"\n' + file.read_text())
+    checkpoint = store.newest()
+    assert checkpoint is not None
+    checkpoint.values["run"]["config"]["profile"] = "speeds.json"
+    store.save(checkpoint, checkpoint.values["round"])
     for epochs, folder in ((2, "run"), (3, "../run")):
-        assert whole in (tmp_path / "run" / "config.toml").read_text()
-        view = View()
-        train(view, resume=folder, epochs=epochs)
-        assert not said(view, "  profile = ")
+        train(resume=folder, epochs=epochs)
         monkeypatch.chdir(tmp_path / "elsewhere")
-    assert whole in Path("../run/config.toml").read_text()
+    assert "profile" not in Path("../run/config.toml").read_text()
 
 
 def test_second_signal_and_one_in_an_evaluation_end_at_once() -> None:

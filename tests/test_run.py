@@ -45,7 +45,6 @@ from .grids.processes import process_ids
 from .in_process_grid import Handler, InProcessGrid
 from .log_capture import captured_log
 from .refusal import refusal
-from .results.profiles import made_profile
 from .small_training import points_task
 
 CORE = usable_cores()[0]
@@ -457,22 +456,12 @@ def test_refused_by_the_apps_themselves(key: str) -> None:
 BOTH = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow slowdown=4"
 
 
-def test_local_grid_has_the_workers_and_speeds_of_the_settings(tmp_path: Path) -> None:
-    path = str(tmp_path / "mine.json")
-    made_profile(RunConfig(workers=BOTH), parse_workers(BOTH), machine=None).write(Path(path))
+def test_local_grid_has_the_workers_of_the_settings() -> None:
     with make_local_grid(RunConfig(workers=BOTH)) as grid:
         assert list(grid.workers) == parse_workers(BOTH)
         assert process_ids(grid) == {}
-    for clock, speeds in (("wall", [0.02, 0.05]), ("device", [0.01, 0.04])):
-        with make_local_grid(RunConfig(workers=BOTH, profile=path, clock=clock)) as grid:
-            assert [worker.seconds_per_step for worker in grid.workers] == speeds
     others = [WorkerSpec("cpu", (CORE,))]  # given ones are used as they are
-    with make_local_grid(RunConfig(workers=BOTH, profile=path), workers=others) as grid:
+    with make_local_grid(RunConfig(workers=BOTH), workers=others) as grid:
         assert list(grid.workers) == others
-    for changes, expected in (
-        ({"workers": "1x cuda:99 fast"}, "device cuda:99 is not available"),
-        ({"profile": "none.json"}, "profile = 'none.json' cannot be read"),
-        ({"workers": f"2x cpu:{CORE} fast", "profile": path}, "does not apply"),
-    ):
-        with pytest.raises(UsageError, match=expected):
-            make_local_grid(RunConfig(**{"workers": BOTH, **changes}))
+    with pytest.raises(UsageError, match="device cuda:99 is not available"):
+        make_local_grid(RunConfig(workers="1x cuda:99 fast"))

@@ -124,12 +124,12 @@ GROUPS = {
             "experiments",
             "measure how fast each device trains",
             "Measure the seconds per step of every worker, alone and together with the\n"
-            "others, and the time to send and average models. blsgd plan reads the result.",
+            "others, and the time to send and average models. Print a line for workers.",
             (
                 ("blsgd calibrate -c digits", "measure with the model and batch size of digits"),
                 (
-                    'blsgd calibrate -c digits --workers "1x cpu:0; 1x cpu:1" --again',
-                    "measure two cores again, even if nothing has changed",
+                    'blsgd calibrate -c digits --workers "1x cpu:0; 1x cpu:1"',
+                    "measure two cores",
                 ),
             ),
         ),
@@ -139,7 +139,7 @@ GROUPS = {
             "Predict steps, waiting and epoch time of each algorithm from the measured or\n"
             "given speeds of the workers. Trains nothing.",
             (
-                ("blsgd plan -c digits", "predict all algorithms, after blsgd calibrate"),
+                ("blsgd plan -c digits", "measure the workers and predict all algorithms"),
                 (
                     "blsgd plan --algorithms recommended,sync-sgd --num-samples 50000 "
                     '--workers "1x cuda:0 seconds-per-step=0.01; 1x cpu seconds-per-step=0.1"',

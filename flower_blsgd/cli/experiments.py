@@ -33,9 +33,6 @@ say = partial(print, flush=True)
 
 def add_calibrate(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd calibrate``."""
-    command.add_argument(
-        "--again", action="store_true", help="measure even if the last profile still applies"
-    )
     add_settings(command)
 
 
@@ -99,16 +96,20 @@ def add_report(command: argparse.ArgumentParser) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
-    from ..experiments.calibration import calibrate, profile_path
-    from ..experiments.plan import plan_with, speed_table
+    import tomli_w
+
+    from ..experiments.calibration import measure_speeds, without_speeds
+    from ..experiments.plan import speed_table
+    from ..grids.worker_spec import parse_workers, workers_text
 
     config = own_settings(options)
     find_modules_here()
     with terminated_like_interrupted():
-        profile = calibrate(config, options.again, say)
-    console().print(speed_table(profile, plan_with(profile, config), config.clock))
-    path = profile_path(config)
-    say(f"in {path}: blsgd plan finds it; for blsgd run add -s profile={path}")
+        speeds = measure_speeds(config, say)
+    workers = speeds.given_to(without_speeds(parse_workers(config.workers)), config.clock)
+    console().print(speed_table(speeds, workers, config))
+    say("for a config file; or the text in quotes after --workers:")
+    say(tomli_w.dumps({"workers": workers_text(workers)}).strip())
 
 
 def _plan(options: argparse.Namespace) -> None:
@@ -118,7 +119,9 @@ def _plan(options: argparse.Namespace) -> None:
     config = own_settings(options)
     find_modules_here()
     algorithms = read_algorithms(options.algorithms)
-    console().print(plan_table(plan(config, algorithms, options.num_samples)))
+    with terminated_like_interrupted():
+        found = plan(config, algorithms, options.num_samples, say)
+    console().print(plan_table(found))
     if note := overridden(config):
         say(f"note: {note}")
 

@@ -196,10 +196,6 @@ def _run(options: argparse.Namespace) -> None:
     workers = parse_workers(str(options.workers or config.get("workers", "auto")))
     if not is_ours:  # its log is its only output, as with `flwr run`
         logging.getLogger("flwr").setLevel(logging.INFO)
-    elif config["profile"]:
-        from ..results.speed_profile import with_profile
-
-        workers, _ = with_profile(workers, RunConfig.from_run_config(config))
     try:
         find_modules_here()
         server_app = load_app(app.server_app, app.path, ServerApp)

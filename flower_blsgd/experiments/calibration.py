@@ -2,27 +2,18 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord, Message
 
 from ..algorithm.averaging import LoadWeighting, weighted_average
 from ..algorithm.epoch_plan import RoundShape
+from ..algorithm.local_steps import Clock
 from ..config import RunConfig
 from ..errors import UsageError
 from ..grids.local_grid import LocalGrid
-from ..grids.worker_spec import cores_note, parse_workers
+from ..grids.worker_spec import WorkerSpec, cores_note, parse_workers
 from ..protocol import Failure, TrainOrder, TrainReport
-from ..results.speed_profile import (
-    ProfileKey,
-    SpeedProfile,
-    Spread,
-    WorkerSpeed,
-    profile_key,
-    refuse_unwritable,
-    worker_name,
-)
 from ..run import check_workers, load_own_task, make_local_grid
 from ..strategy.messages import answer_of, replies_to
 from ..strategy.speeds import measure_rounds, query_speeds
@@ -34,58 +25,81 @@ _ROUND_SECONDS = 0.7
 _TIMEOUT_SECONDS = 600.0
 
 
-def profile_path(config: RunConfig) -> Path:
-    """Return the file of a speed profile: the one in the settings, else one named after them."""
-    return Path(config.profile or f"profiles/{config.name}.json")
+@dataclass(frozen=True)
+class Spread:
+    """Median, lowest and highest of several measured times, in seconds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Spread":
+        """Return that of these times."""
+        return cls(statistics.median(seconds), min(seconds), max(seconds))
 
 
-def calibrate(config: RunConfig, again: bool, log: Callable[[str], object]) -> SpeedProfile:
-    """Measure the speeds of the workers and write them to `profile_path`.
+@dataclass(frozen=True)
+class Speeds:
+    """Seconds per step of each worker with its batch, its slowdown included.
 
-    A profile that still applies is read instead, unless `again` is set. UsageError if the file
-    cannot be read or written, the settings cannot be used, or a worker fails.
+    `alone` is measured while no other worker computes, `loaded` while all workers do. `overhead` is
+    the time of a round in addition to the computing of its slowest worker.
     """
-    path, config = profile_path(config), replace(config, profile="")
-    refuse_unwritable(path)
-    if path.exists() and not again:
-        try:
-            profile = SpeedProfile.read(path)
-        except UsageError as error:
-            reason = str(error).partition(";")[0]
-            raise UsageError(f"{reason}; --again measures and replaces it") from None
-        reason = profile.mismatch(profile_key(config), parse_workers(config.workers))
-        if not reason:
-            log(f"measured before, in {path}; --again measures again")
-            return profile
-        log(f"{path} does not apply: {reason}; measuring again")
-    profile = measure_speeds(config, log)
-    profile.write(path)
-    return profile
+
+    alone: Sequence[Spread]
+    loaded: Sequence[Spread]
+    overhead: Spread
+
+    def given_to(self, workers: Sequence[WorkerSpec], clock: Clock) -> list[WorkerSpec]:
+        """Return the workers with these speeds, on the wall clock with those under load.
+
+        A worker with a given speed keeps it, since it may represent hardware that is not here.
+        """
+        return [
+            worker
+            if worker.seconds_per_step
+            else replace(
+                worker,
+                seconds_per_step=_rounded(alone if clock == "device" else loaded),
+                seconds_per_step_alone=_rounded(alone),
+            )
+            for worker, alone, loaded in zip(workers, self.alone, self.loaded, strict=True)
+        ]
 
 
-def measure_speeds(config: RunConfig, log: Callable[[str], object]) -> SpeedProfile:
+def _rounded(seconds: Spread) -> float:
+    return float(f"{seconds.median:.4g}")
+
+
+def without_speeds(workers: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    """Return the workers without given speeds."""
+    return [replace(w, seconds_per_step=0.0, seconds_per_step_alone=0.0) for w in workers]
+
+
+def measure_speeds(config: RunConfig, log: Callable[[str], object]) -> Speeds:
     """Return the measured speeds of the workers that the settings name.
 
     UsageError if the settings cannot be used or a worker fails.
     """
     # A worker reports a speed that it was given instead of measuring it.
-    workers = [replace(worker, seconds_per_step=0.0) for worker in parse_workers(config.workers)]
+    workers = without_speeds(parse_workers(config.workers))
     task = load_own_task(config)
     check_workers(config, workers, task.num_train)
     if note := cores_note(workers):
         log(note)
     arrays = state_record(task.fresh_model(0))
     with make_local_grid(config, workers=workers) as grid:
-        return measure(grid, profile_key(config), arrays, task.num_train, log)
+        return measure(grid, config.batch_size, arrays, task.num_train, log)
 
 
 def measure(
     grid: LocalGrid,
-    key: ProfileKey,
+    batch_size: int,
     arrays: ArrayRecord,
     num_samples: int,
     log: Callable[[str], object],
-) -> SpeedProfile:
+) -> Speeds:
     """Measure the seconds per step of every worker of a grid.
 
     First each worker alone: five measurements of about half a second, after one that is not
@@ -95,7 +109,7 @@ def measure(
 
     UsageError if a worker fails, does not reply in time, or does not measure.
     """
-    sizes = [worker.batch_size or key["batch_size"] for worker in grid.workers]
+    sizes = [worker.batch_size or batch_size for worker in grid.workers]
     labels = {
         node: f"worker {number} of {len(grid.workers)} ({worker.device_with_cores})"
         for number, (node, worker) in enumerate(
@@ -111,7 +125,7 @@ def measure(
             if isinstance(seconds, str):
                 raise UsageError(f"the speed of {label} cannot be measured: {seconds}")
             measured.append(seconds)
-        alone.append(_spread(measured[1:]))  # the first starts processes, loads data and warms up
+        alone.append(Spread.of(measured[1:]))  # the first starts processes, loads data and warms up
     log(f"all {len(labels)} workers together")
 
     longest = max(_ROUND_SECONDS, *(speed.median for speed in alone))
@@ -136,13 +150,5 @@ def measure(
 
     shape = RoundShape(tuple(steps), tuple(sizes))
     rows = measure_rounds(do_round, arrays, shape, num_samples, _REPEATS, _REPEATS)
-    *loaded, overhead = (_spread(column) for column in zip(*rows, strict=True))
-    workers = tuple(
-        WorkerSpeed(worker_name(worker), by_itself, with_others)
-        for worker, by_itself, with_others in zip(grid.workers, alone, loaded, strict=True)
-    )
-    return SpeedProfile(key, workers, overhead)
-
-
-def _spread(seconds: Sequence[float]) -> Spread:
-    return Spread(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
+    *loaded, overhead = (Spread.of(column) for column in zip(*rows, strict=True))
+    return Speeds(alone, loaded, overhead)

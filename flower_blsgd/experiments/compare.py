@@ -16,19 +16,18 @@ from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from ..files import locked
-from ..grids.worker_spec import WorkerSpec, parse_workers
+from ..grids.worker_spec import WorkerSpec, parse_workers, workers_text
 from ..results.folder import RunFolder, read_settings, refused, write_text
 from ..results.progress import ProgressView
-from ..results.speed_profile import SpeedProfile, profile_key
 from ..results.summary import final_metric
 from ..run import check_workers, load_own_task, make_local_grid, train_on
 from ..strategy.budget import Budget
-from .calibration import measure_speeds
+from .calibration import measure_speeds, without_speeds
 from .comparison import VARIED, Comparison, Run, compare_runs, metric_of, read_run, run_folder
 from .comparison_report import write_comparison
 
 SETTINGS = "comparison.toml"
-PROFILE = "profile.json"
+SPEEDS = "workers.toml"
 REPEATED = tuple(name for name, row in ALGORITHMS.items() if row.epoch == "samples")
 """The algorithms that ``--algorithms all`` compares: an epoch of each has N samples."""
 
@@ -136,32 +135,26 @@ def prepare(
 ) -> RunConfig:
     """Make the folder of a comparison, or check an existing one; return the settings of its runs.
 
-    Unknown speeds are read from the folder, else from the profile in the settings, else measured.
-    All runs share them. UsageError if an arm cannot run, the profile does not apply, or the folder
-    cannot be used.
+    Unknown speeds are read from the folder, else measured. All runs share them. UsageError if an
+    arm cannot run, the speeds are those of other workers, or the folder cannot be used.
     """
     check_folder(folder, config)
-    config, given, own = replace(config, profile=""), config.profile, folder / PROFILE
+    own = folder / SPEEDS
     workers, num_samples = parse_workers(config.workers), load_own_task(config).num_train
     _refuse_unable(config, arms, workers, num_samples)  # before anything is measured
     if all(worker.seconds_per_step for worker in workers):
         open_folder(folder, config)
         return config
-    path = own if own.exists() else Path(given)
-    if own.exists() or given:
-        profile = SpeedProfile.read(path)
-        if reason := profile.mismatch(profile_key(config), workers):
-            raise UsageError(
-                f"the speeds in {path} do not apply: {reason}; choose another folder, or measure "
-                "with blsgd calibrate"
-            )
-    else:
-        profile = measure_speeds(config, log)
-    _refuse_unable(config, arms, profile.given_to(workers, config.clock), num_samples)
-    open_folder(folder, config)
     if not own.exists():
-        profile.write(own)
-    return replace(config, profile=str(own))
+        known = measure_speeds(config, log).given_to(workers, config.clock)
+        _refuse_unable(config, arms, known, num_samples)
+        open_folder(folder, config)
+        with refused(f"{own} cannot be written"):
+            write_text(own, tomli_w.dumps({"workers": workers_text(known)}))
+    config = replace(config, workers=read_settings(own).workers)
+    if without_speeds(parse_workers(config.workers)) != without_speeds(workers):
+        raise UsageError(f"the speeds in {own} are of other workers; choose another folder")
+    return config
 
 
 def _refuse_unable(

@@ -22,7 +22,7 @@ _ROUNDING = 1e-9
 _WIDEST = 8
 """Most characters of a figure with all its decimal places; a longer one has an exponent."""
 
-VARIED = ("algorithm", "seed", "out", "name", "profile")
+VARIED = ("algorithm", "seed", "out", "name")
 """Settings that differ between the runs of one comparison, or do not change what is trained."""
 
 Run = Mapping[str, Any]

@@ -1,6 +1,6 @@
 """Predict what every algorithm would do on given workers, without training, as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -11,14 +11,13 @@ from ..config import RunConfig
 from ..errors import UsageError
 from ..grids.worker_spec import WorkerSpec, parse_workers
 from ..protocol import WorkerProfile
-from ..results.speed_profile import SpeedProfile, Spread, with_profile
 from ..results.tables import UNKNOWN, Table, share_text
 from ..run import load_own_task, make_strategy
 from ..strategy.cost_model import Prediction, predict_run, slow_device_lines
 from ..strategy.evaluation import FORWARD_PER_STEP
 from ..strategy.round_metrics import WorkerRound
 from ..strategy.workers import Worker, WorkerRegistry
-from .calibration import profile_path
+from .calibration import Speeds, Spread, measure_speeds
 from .compare import refuse_unknown
 
 
@@ -38,31 +37,33 @@ class Plan:
     source: str = ""
 
 
-def plan(config: RunConfig, algorithms: Sequence[str], num_samples: int | None) -> Plan:
+def plan(
+    config: RunConfig,
+    algorithms: Sequence[str],
+    num_samples: int | None,
+    log: Callable[[str], object],
+) -> Plan:
     """Predict runs of several algorithms with these settings.
 
     Speeds come from the settings' ``workers``, which may name devices that are not here. If one is
-    missing, they come from the profile that `calibrate` wrote. `num_samples` is N, >= 1; None: the
-    size of the task's training set. UsageError if a speed is unknown, or an argument or a setting
-    cannot be used.
+    missing, the workers are measured. `num_samples` is N, >= 1; None: the size of the training set
+    of the task. UsageError if a speed cannot be measured, or a setting or an argument cannot be
+    used.
     """
     refuse_unknown(algorithms)
     if num_samples is not None and num_samples < 1:
         raise UsageError(f"num_samples = {num_samples} must be at least 1")
     workers = parse_workers(config.workers, anywhere=True)
-    unknown = [worker for worker in workers if not worker.seconds_per_step]
     overhead, source = 0.0, "the given seconds per step"
-    if unknown:
-        path = profile_path(config)
-        if not path.exists():
-            raise UsageError(
-                f"the speed of {unknown[0].device_with_cores} is unknown: {path} does not exist; "
-                "measure it with blsgd calibrate, or give every worker seconds-per-step="
-            )
-        with_path = replace(config, profile=str(path))
-        workers, profile = with_profile(parse_workers(config.workers), with_path)
-        assert profile is not None
-        overhead, source = profile.overhead_seconds.median, str(path)
+    if not all(worker.seconds_per_step for worker in workers):
+        try:
+            workers = parse_workers(config.workers)
+        except UsageError as error:
+            other = "to plan for other devices, give every worker seconds-per-step="
+            raise UsageError(f"{error}; {other}") from None
+        speeds = measure_speeds(config, log)
+        workers = speeds.given_to(workers, config.clock)
+        overhead, source = speeds.overhead.median, "the measured seconds per step"
     num_test = 0
     if num_samples is None:
         task = load_own_task(config)
@@ -70,14 +71,6 @@ def plan(config: RunConfig, algorithms: Sequence[str], num_samples: int | None) 
     found = plan_runs(config, workers, num_samples, algorithms, overhead, num_test)
     source += f"; clock = {config.clock}, {num_samples:,} samples per epoch"
     return replace(found, source=source)
-
-
-def plan_with(profile: SpeedProfile, config: RunConfig) -> Plan:
-    """Predict a run with the speeds of a profile."""
-    task = load_own_task(config)
-    workers = profile.given_to(parse_workers(config.workers), config.clock)
-    overhead = profile.overhead_seconds.median
-    return plan_runs(config, workers, task.num_train, [config.algorithm], overhead, task.num_test)
 
 
 def plan_runs(
@@ -146,35 +139,24 @@ def plan_table(plan: Plan) -> RenderableType:
     return Group(Text(f"expected, from {plan.source}"), table.terminal(), *map(Text, lines))
 
 
-def speed_table(profile: SpeedProfile, plan: Plan, clock: str) -> RenderableType:
-    """Return a table with each worker's measured speed and what it will do in a run.
+def speed_table(speeds: Speeds, workers: Sequence[WorkerSpec], config: RunConfig) -> RenderableType:
+    """Return a table with the measured speed of each worker.
 
-    The plan is made with this profile, for one algorithm; `clock` names the speeds that count.
+    `workers` have the speeds that count on the clock of the settings; gamma follows from them.
     """
-    ((algorithm, found),) = plan.expected.items()
-    planned, seconds = ((), 0.0) if isinstance(found, str) else (found.workers, found.round_seconds)
-    by_worker, rows = {row.worker: row for row in planned}, []
-    for worker in plan.workers:
-        measured = profile.workers[worker.profile.partition_id]
-        cells = [UNKNOWN] * 3
-        if row := by_worker.get(worker.index):
-            batch = _batch_size(row)
-            shrunk = "" if batch == profile.key["batch_size"] else f" of {batch}"
-            waits = row.waiting_seconds / seconds
-            cells = [f"{row.local_steps}{shrunk}", f"{row.weight:.1%}", f"{waits:.0%}"]
-        speeds = _milliseconds(measured.alone), _milliseconds(measured.loaded)
-        rows.append([worker.label, *speeds, f"{worker.speed_ratio or 0:.3g}", *cells])
-    header = ("worker", "alone", "all together", "gamma", "steps", "weight", "waits")
-    speeds_of = "each worker alone" if clock == "device" else "all workers together"
-    lines = [
-        f"{algorithm}, clock = {clock}: gamma, steps, weight and waiting follow from "
-        f"the speeds of {speeds_of}",
-        f"overhead of a round: {_milliseconds(profile.overhead_seconds)} ms",
-        *([found] if isinstance(found, str) else []),
-        *slow_device_notes(plan),
+    rows = [
+        [
+            worker.label,
+            _milliseconds(speeds.alone[worker.profile.partition_id]),
+            _milliseconds(speeds.loaded[worker.profile.partition_id]),
+            f"{worker.speed_ratio or 0:.3g}",
+        ]
+        for worker in plan_runs(config, workers, 1, []).workers
     ]
+    table = Table(("worker", "alone", "all together", f"gamma ({config.clock} clock)"), rows)
     title = "milliseconds per step: median (lowest to highest)"
-    return Group(title, Table(header, rows).terminal(gap=1), *map(Text, lines))
+    overhead = f"overhead of a round: {_milliseconds(speeds.overhead)} ms"
+    return Group(title, table.terminal(), Text(overhead))
 
 
 def slow_device_notes(plan: Plan) -> list[str]:

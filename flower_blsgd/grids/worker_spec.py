@@ -170,6 +170,17 @@ class WorkerSpec(WorkerOptions):
         return f"{self.device}:{format_ids(self.cores)}" if self.cores else self.device
 
     @property
+    def text(self) -> str:
+        """The worker in the form of the grammar: ``"cpu:0-3 fast slowdown=4"``."""
+        options = self.given_options()
+        tier = [str(options.pop("tier"))] if self.tier else []
+        texts = [
+            f"{key}={int(value) if isinstance(value, float) and value.is_integer() else value}"
+            for key, value in options.items()
+        ]
+        return " ".join([self.device_with_cores, *tier, *texts])
+
+    @property
     def torch_device(self) -> str:
         """The device in this process, which is ``"cuda:0"`` if it sees only one card."""
         return torch_device(self.device)
@@ -282,6 +293,11 @@ def parse_workers(
         if name and count > 1:
             raise UsageError(f'workers: name={name} appears twice in "{text}"; names must differ')
     return workers
+
+
+def workers_text(workers: Sequence[WorkerSpec]) -> str:
+    """Return the specification of workers that `parse_workers` read."""
+    return "; ".join(worker.text for worker in workers)
 
 
 def auto_workers(machine: Machine) -> list[WorkerSpec]:

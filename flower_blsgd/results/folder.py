@@ -222,7 +222,8 @@ def read_config(folder: Path) -> RunConfig:
 def read_settings(file: Path) -> RunConfig:
     """Return the settings in a TOML file; UsageError if it cannot be read."""
     try:
-        return RunConfig.from_run_config(tomllib.loads(file.read_text(encoding="utf-8-sig")))
+        values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        return RunConfig.from_run_config(values, saved=True)
     except (OSError, ValueError, RecursionError) as error:  # no text, no TOML, an invalid setting
         raise UsageError(f"{file} cannot be read: {error}") from None
 

@@ -224,9 +224,7 @@ class BiasedLocalSGD(FedAvg):
         """The current round, from `configure_train` to `aggregate_train`."""
         self._patience, self._rounds_lost = Patience(), 0
 
-    def prepare(
-        self, grid: Grid, arrays: ArrayRecord, overhead_seconds: float | None = None
-    ) -> None:
+    def prepare(self, grid: Grid, arrays: ArrayRecord) -> None:
         """Connect workers, measure their speeds if needed, and choose tau_fast if it is "auto".
 
         `configure_train` calls it before every round. Call it yourself to see the workers before
@@ -238,8 +236,6 @@ class BiasedLocalSGD(FedAvg):
             Any Flower grid.
         arrays : ArrayRecord
             The global model.
-        overhead_seconds : float, optional
-            Duration of a round without computing; measured if needed and not given.
 
         Raises
         ------
@@ -248,7 +244,7 @@ class BiasedLocalSGD(FedAvg):
         """
         self.connector.refresh(grid)
         if self.planner.step_policy.is_open:
-            self.connector.choose_steps(grid, arrays, self.averaging, overhead_seconds)
+            self.connector.choose_steps(grid, arrays, self.averaging)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid

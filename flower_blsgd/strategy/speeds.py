@@ -160,21 +160,15 @@ class Connector:
                 labels.setdefault(reason, []).append(worker.label)
         return "; ".join(f"{', '.join(its)}: {reason}" for reason, its in labels.items())
 
-    def choose_steps(
-        self,
-        grid: Grid,
-        arrays: ArrayRecord,
-        averaging: Averaging,
-        overhead_seconds: float | None = None,
-    ) -> None:
+    def choose_steps(self, grid: Grid, arrays: ArrayRecord, averaging: Averaging) -> None:
         """Choose the tau_fast of an open step policy.
 
-        `overhead_seconds` is the duration of a round without computing. If it is not given, rounds
-        with the smallest tau_fast measure it. They also replace the speeds measured by the run.
+        The duration of a round without computing is measured in rounds with the smallest tau_fast.
+        They also replace the speeds measured by the run.
         """
         planner, workers = self.planner, self.registry.active
         training = planner.training(workers)
-        overhead_seconds = overhead_seconds or self._overhead_seconds
+        overhead_seconds = self._overhead_seconds
         if planner.measures_in_rounds and not overhead_seconds:
             planner.measured = planner.measured or {}
             return

@@ -144,7 +144,7 @@ class Worker:
     @property
     def speed(self) -> str:
         """Speed as text; empty if unknown."""
-        if self.speed_ratio is None:
+        if self.speed_ratio is None or not self.profile.seconds_per_step:
             return ""
         source = "measured" if self.measured else "given"
         own = f" of {self.profile.batch_size}" if self.profile.batch_size else ""

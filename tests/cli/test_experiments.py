@@ -10,20 +10,23 @@ from flwr.serverapp.exception import AggregationError
 from flower_blsgd.cli import main as cli
 from flower_blsgd.config import RunConfig
 from flower_blsgd.experiments import calibration, compare
+from flower_blsgd.experiments.calibration import Speeds, Spread
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import usable_cores
-from flower_blsgd.grids.worker_spec import parse_workers
-from flower_blsgd.results.speed_profile import SpeedProfile
 from flower_blsgd.strategy.budget import NO_LIMIT
 
 from ..experiments.fake_training import FakeTrain, write_run
-from ..results.profiles import made_profile
-from .conftest import LOAD_SERVER_APP, Printed, Refused, contents
+from .conftest import Printed, Refused, contents
 
 CORE = usable_cores()[0]
 BOTH = f"1x cpu:{CORE} fast; 1x cpu:{CORE} slow slowdown=4"
 GIVEN = (
     f"1x cpu:{CORE} fast seconds-per-step=0.01; 1x cpu:{CORE} slow slowdown=4 seconds-per-step=0.04"
+)
+ALONE, LOADED = (0.01, 0.04), (0.02, 0.05)
+CALIBRATED = (
+    f"cpu:{CORE} fast seconds-per-step=0.02 seconds-per-step-alone=0.01; "
+    f"cpu:{CORE} slow slowdown=4 seconds-per-step=0.05 seconds-per-step-alone=0.04"
 )
 ONE_TIER = f"2x cpu:{CORE} fast seconds-per-step=0.001"
 ABSENT = "8x cuda:0-7 fast seconds-per-step=0.01; 2x cpu:900-931 slow seconds-per-step=0.22"
@@ -33,22 +36,15 @@ BELOW = Path("runs/compare-digits")
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-def write_profile(path: str, config: RunConfig | None = None, **values: Any) -> SpeedProfile:
-    config = config or RunConfig(workers=BOTH)
-    profile = made_profile(config, parse_workers(config.workers), machine=None, **values)
-    profile.write(Path(path))
-    return profile
-
-
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[LocalGrid]:
     """Replace the measurement by one that only keeps its grid."""
     grids: list[LocalGrid] = []
 
-    def measure(grid: LocalGrid, key: Any, *_: Any) -> SpeedProfile:
+    def measure(grid: LocalGrid, *_: Any) -> Speeds:
         grids.append(grid)
-        profile = made_profile(RunConfig(), grid.workers, machine=None)
-        return SpeedProfile(key, profile.workers, profile.overhead_seconds)
+        alone, loaded = ([Spread(s, s / 2, 2 * s) for s in pair] for pair in (ALONE, LOADED))
+        return Speeds(alone, loaded, Spread(0.36, 0.3, 0.4))
 
     monkeypatch.setattr(calibration, "measure", measure)
     return grids
@@ -72,18 +68,11 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
             ["-s", "rebalance=true", "-s", "local-steps-slow=8"],
             "rebalance = true needs steps that follow from",
         ),
-        ("calibrate", ["-s", "profile=other"], "profile = 'other' cannot be written: it is a"),
-        ("calibrate", ["-s", "profile=file/x.json"], "cannot be written: "),
         (
-            "calibrate",
-            ["-s", "profile=deep.json"],
-            "not a speed profile; --again measures and replaces it",
+            "plan",
+            ["--workers", "8x cuda fast seconds-per-step=1; cpu slow"],
+            "to plan for other devices, give every worker seconds-per-step=",
         ),
-        ("plan", ["-c", "digits"], "profiles/digits.json does not exist; measure it with blsgd"),
-        ("plan", ["-s", "profile=deep.json"], "is not a speed profile"),
-        ("plan", ["-s", "profile=batch.json"], "batch-size = 64, not 16"),
-        ("plan", ["-s", "profile=good.json", "--workers", "2x cpu"], "not of cpu:"),
-        ("plan", ["--workers", "8x cuda fast seconds-per-step=1; cpu slow"], "the speed of cpu:"),
         ("plan", ["--num-samples", "0"], "num_samples = 0 must be at least 1"),
         ("plan", ["--algorithms", "biased"], "algorithms: 'biased' is unknown; known: "),
         ("compare", ["--seeds", "0,00"], "seeds = [0, 0]: name at least one, and each only once"),
@@ -95,25 +84,19 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
         ("compare", ["--vary", "momentum=0.5,x"], "momentum = 'x' must be a number"),
         ("compare", ["--vary", "seed=1,2"], "--vary seed: this setting cannot vary"),
         ("compare", ["--vary", "momentum=0.5,0.50"], "--vary momentum: name each value only once"),
-        ("compare", ["-s", "profile=none.json"], "profile = 'none.json' cannot be read"),
-        ("compare", ["-s", "profile=good.json", "-s", "threads=3"], "threads = 0, not 3"),
         (
             "compare",
             ["--algorithms", "sync-sgd,biased-local-sgd", "--workers", ONE_TIER],
             "biased-local-sgd cannot run with these settings: ",
         ),
-        ("run", ["-s", "profile=batch.json"], "measured with batch-size = 64, not 16"),
+        ("run", ["-s", "profile=x.json"], "profile = 'x.json': unknown key"),  # of 0.1.0
     ],
 )
 def test_argument_or_file_is_refused(
     refused: Refused, command: str, arguments: list[str], expected: str
 ) -> None:
-    Path("file").write_text("x")
     Path("other").mkdir()
     Path("other/thesis.tex").write_text("x")
-    Path("deep.json").write_text("[" * 100_000)
-    write_profile("good.json")
-    write_profile("batch.json", RunConfig(workers=BOTH, batch_size=64))
     assert expected in refused(command, "--workers", BOTH, *arguments)
 
 
@@ -142,65 +125,23 @@ def test_report_writes_a_page_and_says_what_is_on_it(printed: Printed, refused: 
         assert "<h1>dlb: test accuracy 87.50 %</h1>" in Path(out).read_text()
 
 
-def test_run_and_plan_take_the_speeds_of_a_profile(
-    monkeypatch: pytest.MonkeyPatch, printed: Printed
-) -> None:
-    write_profile("mine.json", alone=(0.01, 0.04), loaded=(0.02, 0.05), overhead=0.36)
-    grids: list[LocalGrid] = []
-    monkeypatch.setattr(LOAD_SERVER_APP, lambda *_: lambda grid, _: grids.append(grid))
-    for clock in ("wall", "device"):
-        settings = ["-s", "profile=mine.json", "-s", f"clock={clock}"]
-        printed("run", "--workers", BOTH, *settings)
-    found = [[worker.seconds_per_step for worker in grid.workers] for grid in grids]
-    assert found == [[0.02, 0.05], [0.01, 0.04]]
-    # Planned with a speed of one's own for the slow one: 32 x 20 ms and 8 x 80 ms are 0.64 s
-    # each; with the overhead of a round 1 s.
-    workers = BOTH + " seconds-per-step=0.08"
-    arguments = ["-s", "profile=mine.json", "--algorithms", "biased-local-sgd"]
-    lines = printed("plan", "--workers", workers, *arguments)
-    row = next(line for line in lines if "biased-local-sgd" in line).split()
-    assert row[4:] == ["2.2", "1", "2.25", "0%", "0%", "640"]
-
-
 # --- calibrate
 
 
-def test_calibrate_measures_once_and_writes_where_plan_looks(
+def test_calibrate_measures_all_workers_and_prints_them_for_a_config(
     folder: Path, measured: list[LocalGrid], printed: Printed
 ) -> None:
-    here = ("-c", "digits", "--workers", BOTH)
-    lines = printed("calibrate", *here)
-    assert list(contents(folder)) == ["profiles", "profiles/digits.json"]
-    assert lines[-1] == (
-        "in profiles/digits.json: blsgd plan finds it; for blsgd run add -s "
-        "profile=profiles/digits.json"  # in one line, to be copied
-    )
-    again = printed("calibrate", *here)
-    assert again[0] == "measured before, in profiles/digits.json; --again measures again"
-    assert len(measured) == 1
-    planned = printed("plan", *here)
-    assert planned[0].startswith("expected, from profiles/digits.json; clock = wall, 1,437")
-    printed("calibrate", *here, "--again")
-    assert len(measured) == 2
-    lines = printed("calibrate", *here, "-s", "batch-size=32")
-    assert "does not apply: it was measured with batch-size = " in "\n".join(lines)
-    assert len(measured) == 3
-    assert SpeedProfile.read(Path("profiles/digits.json")).key["batch_size"] == 32
-    Path("mine.json").write_text("{}")
-    printed("calibrate", "--workers", BOTH, "-s", "profile=mine.json", "--again")
-    SpeedProfile.read(Path("mine.json"))  # what is none is replaced
-
-
-def test_calibrate_measures_also_a_worker_whose_speed_is_given(
-    measured: list[LocalGrid], printed: Printed
-) -> None:
-    lines = printed("calibrate", "--workers", BOTH + " seconds-per-step=0.5")
+    lines = printed("calibrate", "-c", "digits", "--workers", BOTH + " seconds-per-step=0.5")
     # A node answers with the speed that it was given instead of measuring.
     assert [worker.seconds_per_step for worker in measured[0].workers] == [0.0, 0.0]
     assert [worker.slowdown for worker in measured[0].workers] == [1.0, 4.0]
-    slow = next(line for line in lines if line.lstrip().startswith("slow-1"))
-    assert "40 (20 to 80)" in slow  # as measured
-    assert "0.04" in slow.split()  # speed ratio of the speed that was given: 20 ms over 500
+    assert any("slow-1" in line and "40 (20 to 80)" in line for line in lines)
+    assert lines[-1] == f'workers = "{CALIBRATED}"'  # in one line, to be copied
+    assert contents(folder) == {}
+    Path("mine.toml").write_text(lines[-1])
+    again = printed("calibrate", "-c", "mine.toml", "-s", "clock=device")
+    assert again[-1].count("seconds-per-step=0.01 ") == 1
+    assert len(measured) == 2
 
 
 # --- plan
@@ -216,6 +157,25 @@ def test_plan_of_hardware_that_is_not_there(folder: Path, printed: Printed) -> N
     )
     assert any("best left out (expected speed-up: training 1.00)" in line for line in lines)
     assert contents(folder) == {}
+
+
+def test_plan_measures_speeds_that_are_not_given(
+    folder: Path, measured: list[LocalGrid], printed: Printed
+) -> None:
+    """With a given speed of the slow one, 32 x 20 ms and 8 x 80 ms are 0.64 s each.
+
+    With the overhead of a round, it is 1 s.
+    """
+    workers = BOTH + " seconds-per-step=0.08"
+    settings = ("-s", "local-steps-fast=32", "-s", "local-steps-slow=8")
+    lines = printed("plan", "--workers", workers, "--algorithms", "biased-local-sgd", *settings)
+    assert any(line.startswith("expected, from the measured seconds per step; ") for line in lines)
+    row = next(line for line in lines if "biased-local-sgd" in line).split()
+    assert row[4:] == ["2.2", "1", "2.25", "0%", "0%", "640"]
+    assert len(measured) == 1
+    assert contents(folder) == {}
+    printed("plan", "--workers", CALIBRATED)
+    assert len(measured) == 1
 
 
 def test_plan_prints_overrides_and_a_table_of_its_own_width(
@@ -262,10 +222,10 @@ def test_compare_measures_trains_and_writes(
     assert len(measured) == 1
     assert trained.trained == [("sync-sgd", 0), ("dlb", 0), ("sync-sgd", 1), ("dlb", 1)]
     assert {path.name for path in Path(out).iterdir() if path.suffix != ".lock"} == {
-        *("comparison.toml", "profile.json", "comparison.md", "comparison.csv", "comparison.png"),
+        *("comparison.toml", "workers.toml", "comparison.md", "comparison.csv", "comparison.png"),
         *("sync-sgd-seed0", "sync-sgd-seed1", "dlb-seed0", "dlb-seed1"),
     }
-    assert {config.profile for config in trained.configs} == {f"{out}/profile.json"}
+    assert {config.workers for config in trained.configs} == {CALIBRATED}
     assert {(config.epochs, config.name) for config in trained.configs} == {(3, "digits")}
     # A long path, too, is printed in one line.
     assert lines[-1] == f"in {out}: comparison.md, comparison.csv, comparison.png"
@@ -291,17 +251,18 @@ def test_compare_again_trains_and_measures_nothing(
     assert len(measured) == 1
 
 
-def test_compare_takes_a_profile_that_is_given_and_keeps_it(
-    trained: FakeTrain, printed: Printed
+def test_compare_refuses_speeds_in_its_folder_that_are_not_of_its_workers(
+    measured: list[LocalGrid], trained: FakeTrain, printed: Printed, refused: Refused
 ) -> None:
-    write_profile("mine.json")
-    given = Path("mine.json").read_bytes()
-    printed(*COMPARE, "--seeds", "0", "-s", "profile=mine.json")
-    own = BELOW / "profile.json"
-    assert own.read_bytes() == given
-    write_profile("mine.json", alone=(1.0, 1.0))  # calibrated anew in between
-    printed(*COMPARE, "--seeds", "0,1", "-s", "profile=mine.json")
-    assert own.read_bytes() == given
+    printed(*COMPARE, "--seeds", "0")
+    own = BELOW / "workers.toml"
+    for text, words in (
+        (f'workers = "{ONE_TIER}"', "workers.toml are of other workers; choose another folder"),
+        ("[", "workers.toml cannot be read: "),
+    ):
+        own.write_text(text)
+        assert words in refused(*COMPARE, "--seeds", "0")
+    assert (len(measured), len(trained.trained)) == (1, 2)
 
 
 def test_compare_needs_no_more_than_its_algorithms_do(
@@ -309,9 +270,9 @@ def test_compare_needs_no_more_than_its_algorithms_do(
 ) -> None:
     """No measurement where all speeds are given, no slow worker where none is used."""
     printed("compare", "--workers", GIVEN, "--algorithms", "sync-sgd", "--seeds", "0")
-    assert [config.profile for config in trained.configs] == [""]
+    assert [config.workers for config in trained.configs] == [GIVEN]
     assert measured == []
-    assert not (BELOW / "profile.json").exists()
+    assert not list(Path("runs").glob("*/workers.toml"))
     one_tier = ("--workers", f"2x cpu:{CORE} fast", "--out", "fast")
     printed("compare", *one_tier, "--algorithms", "sync-sgd,fast-only-local-sgd", "--seeds", "0")
     assert len(trained.trained) == 3

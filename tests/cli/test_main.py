@@ -23,7 +23,6 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.local_grid import LocalGrid
 from flower_blsgd.grids.machine import Accelerator, usable_cores
 from flower_blsgd.results.folder import read_config
-from flower_blsgd.results.speed_profile import SpeedProfile, Spread, profile_key
 
 from .conftest import LOAD_SERVER_APP, Printed, Refused
 
@@ -46,7 +45,6 @@ FOREIGN = ROOT / "tests" / "foreign_app"
         ("batch-size=719", "batch-size = 719", "batch-size = 718"),  # the largest that fits
         ("min-workers=5", "min-workers = 5: workers names 2", "use at most 2"),
         ("out=old", "out = 'old' exists", "name a folder that does not"),
-        ("profile=none.json", "profile = 'none.json'", "blsgd calibrate writes one"),
     ],
 )
 def test_bad_setting_is_refused_in_one_line(
@@ -287,10 +285,6 @@ def test_byte_order_mark_is_no_character(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(text, encoding="utf-8")
     for config in (settings("-c", str(tmp_path / "config.toml")), read_config(tmp_path)):
         assert (config.name, config.epochs) == ("größe", 7)
-    profile = SpeedProfile(profile_key(RunConfig()), (), Spread(1.0, 1.0, 1.0, 1))
-    profile.write(path := tmp_path / "profile.json")
-    path.write_text("\ufeff" + path.read_text(), encoding="utf-8")
-    assert SpeedProfile.read(path) == profile
 
 
 @pytest.mark.parametrize(

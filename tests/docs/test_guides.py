@@ -58,7 +58,7 @@ def test_runs_of_the_pages_can_start_with_their_workers() -> None:
                 config = own_settings(options)
                 check_workers(config, parse_workers(config.workers, anywhere=True), NUM_DIGITS)
                 checked += 1
-    assert checked >= 8
+    assert checked >= 7
 
 
 @pytest.mark.processes

@@ -2,29 +2,29 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message
 
-from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.experiments.calibration import measure
+from flower_blsgd.experiments.calibration import Speeds, Spread, measure, without_speeds
 from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers, workers_text
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
-from flower_blsgd.results.speed_profile import SpeedProfile, Spread, profile_key
 
 from ..in_process_grid import FailureKind, InProcessGrid
 
-KEY = profile_key(RunConfig())  # batch size 16
 WORKERS = (
     WorkerSpec("cpu", (0,), tier="fast"),
     WorkerSpec("cpu", (1,), tier="slow", slowdown=4.0, batch_size=4, precision="bfloat16"),
 )
 MODEL = ArrayRecord(numpy_ndarrays=[np.zeros(3, np.float32)])
 NUM_SAMPLES = 50
+CORE = usable_cores()[0]
 
 
 BATCHES = 16, 4
@@ -58,8 +58,8 @@ class ScriptedGrid(InProcessGrid):
         report = TrainReport(order.local_steps, size, took, 1000.0, 1000.0, losses, order.arrays)
         return report.to_reply(message)
 
-    def measured(self) -> SpeedProfile:
-        return measure(cast(LocalGrid, self), KEY, MODEL, NUM_SAMPLES, self.lines.append)
+    def measured(self) -> Speeds:
+        return measure(cast(LocalGrid, self), 16, MODEL, NUM_SAMPLES, self.lines.append)
 
 
 # The first of each is not counted.
@@ -70,24 +70,17 @@ LOADED = [[9.0, 0.02, 0.03, 0.02, 0.02, 0.9], [9.0, 0.25, 0.25, 0.5, 0.25, 0.3]]
 def test_medians_hand_worked() -> None:
     """Each is measured alone first, then all together."""
     grid = ScriptedGrid(ALONE, LOADED)
-    profile = grid.measured()
+    speeds = grid.measured()
     assert grid.calls == [0] * 6 + [1] * 6 + [0, 1] * 6
     assert grid.lines == [
         "worker 1 of 2 (cpu:0), alone",
         "worker 2 of 2 (cpu:1), alone",
         "all 2 workers together",
     ]
-    fast, slow = profile.workers
-    assert fast.alone == Spread(0.03, 0.01, 0.05, 5)
-    assert slow.alone == Spread(0.1, 0.1, 0.2, 5)
-    for spread, expected in ((fast.loaded, (0.02, 0.02, 0.9)), (slow.loaded, (0.25, 0.25, 0.5))):
+    assert speeds.alone == [Spread(0.03, 0.01, 0.05), Spread(0.1, 0.1, 0.2)]
+    for spread, expected in zip(speeds.loaded, ((0.02, 0.02, 0.9), (0.25, 0.25, 0.5)), strict=True):
         assert (spread.median, spread.low, spread.high) == pytest.approx(expected)
-        assert spread.count == 5
-    named = "cpu:1 batch=4 precision=bfloat16 slowdown=4"
-    assert [worker.worker for worker in profile.workers] == ["cpu:0", named]
-    assert profile.key is KEY
-    assert profile.overhead_seconds.count == 5
-    assert 0 <= profile.overhead_seconds.low <= profile.overhead_seconds.high < 30
+    assert 0 <= speeds.overhead.low <= speeds.overhead.high < 30
 
 
 def test_orders_keep_everybody_busy_for_as_long_and_leave_nothing_behind() -> None:
@@ -137,4 +130,21 @@ def test_worker_that_fails_in_a_round_is_named_in_one_line(kind: FailureKind, wo
     assert "\n" not in str(error.value)
 
 
-# --- with real processes
+def test_speeds_become_options_that_a_specification_has() -> None:
+    """On the wall clock, those under load; a given speed stays, unless it is removed."""
+    spread = [Spread(s, s, s) for s in (0.0123456, 0.00002, 3.0)]
+    speeds = Speeds(spread, [replace(s, median=2 * s.median) for s in spread], spread[0])
+    workers = parse_workers(
+        f"2x cpu:{CORE} fast name=v1.0 batch=4; cpu:{CORE} slowdown=2.5 seconds-per-step=7"
+    )
+    for clock, times in (("wall", (0.02469, 0.00004, 7)), ("device", (0.01235, 0.00002, 7))):
+        given = speeds.given_to(workers, cast(Any, clock))
+        assert [worker.seconds_per_step for worker in given] == list(times)
+        assert [worker.seconds_per_step_alone for worker in given] == [0.01235, 0.00002, 0]
+        assert parse_workers(workers_text(given)) == given
+    assert workers_text(given).startswith(
+        f"cpu:{CORE} fast batch=4 seconds-per-step=0.01235 seconds-per-step-alone=0.01235 "
+        f"name=v1.0-0; cpu:{CORE} fast batch=4 seconds-per-step=2e-05 "
+    )
+    anew = speeds.given_to(without_speeds(workers), "wall")
+    assert (anew[2].seconds_per_step, anew[2].slowdown) == (6, 2.5)

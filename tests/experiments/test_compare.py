@@ -213,9 +213,9 @@ def test_folder_holds_the_settings_in_common_and_goes_on_with_what_varies(folder
     settings = tomllib.loads((folder / SETTINGS).read_text())
     own = CONFIG.to_run_config()
     assert settings == {key: own[key] for key in settings}
-    assert own.keys() - settings.keys() == {"algorithm", "seed", "out", "name", "profile"}
+    assert own.keys() - settings.keys() == {"algorithm", "seed", "out", "name"}
     before = contents(folder)
-    config = replace(CONFIG, algorithm=B, seed=3, name="other", profile="x.json")
+    config = replace(CONFIG, algorithm=B, seed=3, name="other")
     check_folder(folder, config)
     open_folder(folder, config)
     assert contents(folder) == before

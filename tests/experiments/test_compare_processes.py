@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.grids.worker_spec import parse_workers
 
 from ..command import Command
 from ..grids.processes import living, processes_below, wait_until
@@ -88,7 +90,7 @@ def test_compare_goes_on_after_ctrl_c_in_its_second_run(
     assert lines[2:4] == ["all 2 workers together", f"[1/2] {NAMES[0]}, seed 0: training"]
     assert json.loads((second / "summary.json").read_text())["interrupted"] is True
     assert not (below / "comparison.md").exists()
-    finished, profile = contents(first), (below / "profile.json").read_bytes()
+    finished, speeds = contents(first), (below / "workers.toml").read_bytes()
 
     monkeypatch.chdir(folder)
     before = processes_below()
@@ -98,8 +100,9 @@ def test_compare_goes_on_after_ctrl_c_in_its_second_run(
     assert any(line.startswith(f"[2/2] {NAMES[1]}, seed 0: done, accuracy ") for line in lines)
     assert lines[-1] == "in runs/compare-digits: comparison.md, comparison.csv, comparison.png"
     assert contents(first) == finished
-    assert (below / "profile.json").read_bytes() == profile
-    alone = [worker["alone"]["median"] for worker in json.loads(profile)["workers"]]
+    assert (below / "workers.toml").read_bytes() == speeds
+    workers = parse_workers(tomllib.loads(speeds.decode())["workers"])
+    alone = [worker.seconds_per_step_alone for worker in workers]
     for run in (first, second):
         summary = json.loads((run / "summary.json").read_text())
         assert summary["interrupted"] is False

@@ -1,7 +1,6 @@
 """What to expect of every algorithm before any training, and the tables that show it."""
 
 import io
-import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from rich.console import Console, RenderableType
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
 from flower_blsgd.config import RunConfig
+from flower_blsgd.experiments.calibration import Speeds, Spread
 from flower_blsgd.experiments.plan import (
     Plan,
     plan_runs,
@@ -20,8 +20,6 @@ from flower_blsgd.experiments.plan import (
     speed_table,
 )
 from flower_blsgd.grids.worker_spec import WorkerSpec
-
-from ..results.profiles import WORKERS, made_profile
 
 NUM_SAMPLES = 50_000
 
@@ -187,54 +185,18 @@ def test_batches_of_their_own_are_planned_and_dlb_refuses_them() -> None:
 # --- calibrate's table
 
 
-def speed_cells(lines: Sequence[str], first: str) -> list[str]:
-    line = next(line for line in lines if line.split()[:1] == [first])  # notes come after the rows
-    return re.split(r"\s{2,}", line.strip())
-
-
-def speed_lines(workers: Sequence[WorkerSpec] = WORKERS, **changes: Any) -> list[str]:
-    config = RunConfig(**{"local_steps_fast": 32, "local_steps_slow": 8, **changes})
-    order = 1 if workers[0].tier == "fast" else -1
-    profile = made_profile(config, workers, (0.01, 0.04)[::order], (0.02, 0.05)[::order])
-    specs = profile.given_to(workers, config.clock)
-    plan = plan_runs(config, specs, 1437, [config.algorithm], 0.001)
-    return lines_of(speed_table(profile, plan, config.clock))
-
-
-@pytest.mark.parametrize("workers", [WORKERS, WORKERS[::-1]], ids=["fast first", "slow first"])
-def test_speeds_hand_worked(workers: list[WorkerSpec]) -> None:
-    """On the wall clock: 32 steps of 20 ms beside 8 of 50 ms, and 1 ms for the round."""
-    lines = speed_lines(workers)
-    assert speed_cells(lines, "fast-0") == [
-        *("fast-0 (cpu:0-1)", "10 (5 to 20)", "20 (10 to 40)", "1", "32", "80.0%", "0%"),
+@pytest.mark.parametrize(("clock", "gamma"), [("wall", "0.4"), ("device", "0.25")])
+def test_speeds_hand_worked(clock: Any, gamma: str) -> None:
+    """The first worker is the slow one, and the table begins with the fastest."""
+    alone = [Spread(0.04, 0.02, 0.08), Spread(0.01, 0.005, 0.02)]
+    loaded = [Spread(0.05, 0.025, 0.1), Spread(0.02, 0.01, 0.04)]
+    speeds = Speeds(alone, loaded, Spread(0.001, 0.0005, 0.002))
+    slow, fast = workers_of(0, 0, fast=0)
+    workers = speeds.given_to([slow, replace(fast, tier="fast")], clock)
+    lines = lines_of(speed_table(speeds, workers, RunConfig(clock=clock)))
+    assert [line.split() for line in lines if "(cpu:" in line] == [
+        ["fast-0", "(cpu:1)", "10", "(5", "to", "20)", "20", "(10", "to", "40)", "1"],
+        f"slow-1 (cpu:0) 40 (20 to 80) 50 (25 to 100) {gamma}".split(),
     ]
-    assert speed_cells(lines, "slow-1") == [  # waits 0.24 s of 0.641
-        *("slow-1 (cpu:2)", "40 (20 to 80)", "50 (25 to 100)", "0.4", "8", "20.0%", "37%"),
-    ]
-    assert (
-        "recommended, clock = wall: gamma, steps, weight and waiting follow from the speeds of all"
-        in (" ".join(lines))
-    )
-    assert "overhead of a round: 1 (0.5 to 2) ms" in lines
-
-
-def test_local_steps_auto_follow_from_speeds_and_the_measured_overhead() -> None:
-    """1 ms is a twentieth of a step, so one would do; gamma is 0.4.
-
-    With 2 and 1 steps, which take 2 and 2.5 of the fast one's, 3 of 3.5 are computed. With 3 and 1,
-    4 of 4.2: less than 5 % are lost.
-    """
-    lines = speed_lines(local_steps_fast="auto", local_steps_slow="auto")
-    assert [speed_cells(lines, name)[4] for name in ("fast-0", "slow-1")] == ["3", "1"]
-
-
-def test_speeds_of_workers_that_do_not_train_have_no_steps() -> None:
-    lines = speed_lines(algorithm="fast-only-local-sgd")
-    assert speed_cells(lines, "fast-0")[4:] == ["32", "100.0%", "0%"]
-    assert speed_cells(lines, "slow-1")[3:] == ["0.4", "-", "-", "-"]
-    alone = speed_lines(clock="device")
-    assert speed_cells(alone, "slow-1")[3:] == ["0.25", "8", "20.0%", "0%"]
-    assert "each worker alone" in " ".join(alone)
-    refused = speed_lines(batch_size=719)
-    assert speed_cells(refused, "slow-1")[3:] == ["0.4", "-", "-", "-"]
-    assert any("batch-size = 719" in line for line in refused)
+    assert any(f"gamma ({clock} clock)" in line for line in lines)
+    assert lines[-1] == "overhead of a round: 1 (0.5 to 2) ms"

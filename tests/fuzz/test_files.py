@@ -20,12 +20,10 @@ from flower_blsgd.data.cache import UnusableError, open_entry
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.comparison import read_run
 from flower_blsgd.grids.flower_app import built_in_app, run_config
-from flower_blsgd.results.speed_profile import SpeedProfile
 from flower_blsgd.tasks.digits import small_cnn
 
 from ..data.test_cache import numbers
 from ..experiments.made_runs import made_run
-from ..results.profiles import made_profile
 from .mutations import HUGE, changed_bytes, changed_json, thoroughly
 
 APP = built_in_app()
@@ -148,27 +146,7 @@ def test_setting_on_the_command_line(key: str, value: str) -> None:
         check_config(config)
 
 
-# --- what a run or a measurement left -----------------------------------------------------------
-
-
-@thoroughly(3)
-@given(st.data())
-def test_speed_profile(folder: Path, data: st.DataObject) -> None:
-    file = folder / "profile.json"
-    made_profile().write(file)
-    file.write_bytes(data.draw(changed_json(file.read_text())))
-    try:
-        profile = SpeedProfile.read(file)
-    except UsageError as error:
-        one_line(error)
-        return
-    for worker in profile.workers:
-        assert isinstance(worker.worker, str)
-        for spread in (worker.alone, worker.loaded):
-            assert 0 < spread.median < math.inf
-            assert type(spread.count) is int
-    profile.mismatch(profile.key, [])
-    assert 0 <= profile.overhead_seconds.median < math.inf
+# --- what a run left ---------------------------------------------------------------------------
 
 
 KINDS = {name: (t.shape, t.dtype) for name, t in small_cnn().state_dict().items()}

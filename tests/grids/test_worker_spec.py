@@ -20,6 +20,7 @@ from flower_blsgd.grids.worker_spec import (
     parse_workers,
     warn_of_unknown_keys,
     worker_from_node_config,
+    workers_text,
 )
 
 BOX = Machine(tuple(range(24)), ("cuda:0", "cuda:1", "xpu:0", "mps"))
@@ -215,8 +216,7 @@ def test_parse_gives_workers_or_points_at_the_place(text: str) -> None:
             assert worker.device in ("cpu", "cuda", *BOX.accelerators)
             for option in OPTIONS.values():
                 assert option.accepts(getattr(worker, option.field))
-        written = " ; ".join(as_text(worker) for worker in workers)
-        assert parse_workers(written, BOX) == workers
+        assert parse_workers(workers_text(workers), BOX) == workers
 
 
 # --- round trips and node configs -------------------------------------------------------------
@@ -241,14 +241,9 @@ specs = st.builds(
 )
 
 
-def as_text(worker: WorkerSpec) -> str:
-    options = (f"{key}={value}" for key, value in worker.given_options().items())
-    return " ".join(["1x", worker.device_with_cores, *options]).replace("tier=", "")
-
-
 @given(st.lists(specs, min_size=1, max_size=5, unique_by=lambda worker: worker.name))
 def test_text_and_node_config_of_workers_are_read_back(workers: list[WorkerSpec]) -> None:
-    assert parse_workers(" ; ".join(map(as_text, workers)), BOX) == workers
+    assert parse_workers(workers_text(workers), BOX) == workers
     for worker in workers:
         config = worker.to_node_config() | {"partition-id": 3}
         assert worker_from_node_config(config, BOX) == worker
