@@ -336,11 +336,16 @@ class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
         """Large arrays by the id of their object: index, array and the object itself."""
 
     def dumps(self, content: object) -> bytes:
-        """Return the pickled object."""
+        """Return the pickled object; of one that cannot be pickled, no arrays are noted."""
         self._buffer.seek(0)
         self._buffer.truncate()
         self.clear_memo()
-        self.dump(content)
+        before = dict(self.arrays)
+        try:
+            self.dump(content)
+        except BaseException:
+            self.arrays = before
+            raise
         return self._buffer.getvalue()
 
     def reducer_override(self, content: Any) -> Any:
@@ -368,12 +373,13 @@ def _users_modules(content: Any) -> Iterator[str]:
         names += found + [f"{content.__globals__.get('__package__')}.{name}" for name in found]
     for name in (name for name in names if isinstance(name, str)):
         file = getattr(sys.modules.get(name), "__file__", None)
-        is_library = not file or file.startswith(_STDLIB) or re.search("(site|dist)-packages", file)
-        if not is_library and name.partition(".")[0] not in ("__main__", "flower_blsgd"):
+        is_own = isinstance(file, str) and not file.startswith(_STDLIB) and not _SITE.search(file)
+        if is_own and name.partition(".")[0] not in ("__main__", "flower_blsgd"):
             yield name
 
 
-_STDLIB = sysconfig.get_path("stdlib")
+_STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
+_SITE = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def _variables(module: str, pickler: _ByValue) -> Iterator[tuple[str, str, bytes]]:

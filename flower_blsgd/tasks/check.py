@@ -25,10 +25,8 @@ from .task import Task, call_user, refuse_lightning
 def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
     """Check model, loss, metric and augmentation with two samples, on the CPU.
 
-    Preserves the state of torch's generator. `name` is for messages. `micro_batch_size` is the
-    largest size of a micro-batch; 0: none. UsageError if one of the task's functions raises an
-    exception or returns a wrong shape, or the model cannot be trained, or not with micro-batches. A
-    UsageError of a function is passed on.
+    `name` is for messages; a `micro_batch_size` of 0 means none. UsageError if one of the task's
+    functions raises an exception or returns a wrong shape, or the model cannot be trained so.
     """
     title = f"task = {name!r}" if name else "task"
     call = partial(call_user, title)
@@ -60,10 +58,10 @@ def _check_functions(title: str, task: Task, model: nn.Module, train: Any, test:
     call = partial(call_user, title)
     changed = "augment(inputs, generator)" if task.augment else "inputs"
     loss = {"loss": task.loss}
-    metric = {} if task.metric_name == "loss" else {"metric": task.metric}
+    both = loss if task.metric_name == "loss" else {**loss, "metric": task.metric}
     for of, given, batch, functions in (
         ("", changed, train, loss),
-        (" of test", "inputs", test, loss | metric),
+        (" of test", "inputs", test, both),
     ):
         outputs: Any = None
         if not all(map(takes_model, functions.values())):
@@ -99,18 +97,15 @@ def _check_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _checked_augment(title: str, augment: Augment, batch: Any) -> Any:
-    seeded = torch.Generator().manual_seed(0)
+    seeded, copied = torch.Generator().manual_seed(0), map_tensors(batch, Tensor.clone)
     is_pair = isinstance(batch, tuple | list) and len(batch) == 2
     before = batch[0] if is_pair else batch
+    is_tensor = isinstance(before, Tensor)
     described = "augment(inputs, generator)"
-    if not isinstance(before, Tensor):
-        described += f" of inputs that are {_what(before)}"
-    copied = map_tensors(batch, Tensor.clone)
+    described += "" if is_tensor else f" of inputs that are {_what(before)}"
     found = call_user(title, described, augmented, augment, copied, seeded)
     after = found[0] if is_pair else found
-    if isinstance(before, Tensor) and (
-        not isinstance(after, Tensor) or after.shape[:1] != before.shape[:1]
-    ):
+    if is_tensor and not (isinstance(after, Tensor) and after.shape[:1] == before.shape[:1]):
         raise UsageError(
             f"{title}: {described} returned {_what(after)}, expected a tensor of the whole batch, "
             f"like the inputs' shape {tuple(before.shape)}"

@@ -170,7 +170,6 @@ def _unchanged(batch: Any) -> Any:
 
 def _end_with_parent(_: int) -> None:
     """Have the kernel kill this process when its parent ends, even after SIGKILL."""
-    torch.set_num_threads(1)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -55,13 +55,11 @@ def throttle(start: float, slowdown: float, busy: bool = True) -> None:
 def seconds_per_step(sgd: "LocalSGD", batch_size: int, seconds: float = 1.0) -> float:
     """Measure the seconds of one training step, including an emulated slowdown.
 
-    One warm-up step is not counted. Three more steps show how many fit into `seconds`, the
-    approximate duration. If those three took that long, they are the measurement. Otherwise it is
-    the median of three further orders that share this time.
+    After a warm-up step, three steps show how many fit into `seconds`. If they took that long, they
+    are the measurement; otherwise it is the median of three further orders that share this time.
 
-    The orders are ordinary ones with random samples and a learning rate of 0, so they take as long
-    as training. They do not affect training: every order brings its own weights, buffers and seed,
-    and momentum is set to zero afterwards.
+    The orders are ordinary ones with a learning rate of 0. They do not affect training: each order
+    brings its own weights, buffers and seed, and momentum is set to zero afterwards.
     """
     arrays = state_record(sgd.model)
     draw = np.random.default_rng(0)

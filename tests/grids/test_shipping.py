@@ -216,6 +216,18 @@ def test_a_module_has_the_values_of_the_program_and_is_else_as_its_import_makes_
     }
 
 
+def test_what_cannot_be_packed_takes_no_memory_and_an_odd_module_is_nobodys(
+    mine: Callable[[str], Any],
+) -> None:
+    code, pools = mine("mine.code"), [BufferPool(), BufferPool()]
+    ship(code.everything, pools[0])
+    code.held = np.zeros(10 * COUNT), threading.Lock()
+    ship(code.everything, pools[1])
+    assert bytes_of(pools[0]) == bytes_of(pools[1]) > 0
+    mine("mine.config").__file__ = object()  # as of a module that answers every attribute
+    ship(mine("mine.config").Noise, BufferPool())
+
+
 class Stays:
     def __reduce__(self) -> Any:
         return divmod, (1, 0)
