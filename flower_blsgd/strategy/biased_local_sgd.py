@@ -29,7 +29,7 @@ from ..errors import UsageError
 from ..grids.array_records import view_record
 from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
-from .fit_loop import EpochEnd, EvaluateFn, fit, start_until
+from .fit_loop import EpochEnd, fit
 from .messages import Address
 from .patience import Patience
 from .planner import Planner
@@ -362,24 +362,15 @@ class BiasedLocalSGD(FedAvg):
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
-        should_stop: Callable[[int, Result], bool] | None = None,
+        *arguments: Any,
+        **named: Any,
     ) -> Result:
         """Train for a number of rounds with Flower's own loop; see Flower's `Strategy.start`.
 
-        The budget of the learning rate schedule is `num_rounds`. ``should_stop(server_round,
-        result)`` is called after the evaluation of every round, and ends the run if it returns
-        True. Flower has this argument since version 1.43; here it works with every version.
+        The budget of the learning rate schedule is `num_rounds`.
         """
         self.planner.budget_share = lambda: self.planner.rounds_total / num_rounds
-        arguments = grid, initial_arrays, num_rounds, timeout
-        more = train_config, evaluate_config, evaluate_fn
-        if should_stop is not None:
-            return start_until(self, should_stop, *arguments, *more)
-        return super().start(*arguments, *more)
+        return super().start(grid, initial_arrays, num_rounds, *arguments, **named)
 
     fit = fit
 

@@ -36,7 +36,6 @@ from ..in_process_grid import (
     ToyWorker,
     fast_profile,
     over_the_wire,
-    same_bits,
     slow_profile,
     toy_arrays,
 )
@@ -296,30 +295,6 @@ def test_start_goes_on_when_a_node_is_gone_at_the_end_of_an_epoch(
     result = strategy.start(grid, toy_arrays(), num_rounds=4)
     assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
     assert [m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")] == [10]
-
-
-def test_start_with_should_stop_is_flowers_loop_with_an_early_end() -> None:
-    calls: list[int] = []
-
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        return MetricRecord({"weight": weight_of(arrays)})
-
-    def should_stop(server_round: int, result: Result) -> bool:
-        assert server_round in result.evaluate_metrics_serverapp
-        calls.append(server_round)
-        return server_round == 4
-
-    def played(rounds: int, **more: Any) -> Result:
-        grid = InProcessGrid(two())
-        strategy = strategy_of(12, fraction_evaluate=1.0)
-        return strategy.start(grid, toy_arrays(), rounds, evaluate_fn=evaluate, **more)
-
-    stopped, whole = played(9, should_stop=should_stop), played(4)
-    assert calls == [1, 2, 3, 4]
-    assert same_bits(stopped.arrays, whole.arrays)
-    for name in ("evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-        assert getattr(stopped, name) == getattr(whole, name)
-    assert list(stopped.train_metrics_clientapp) == [1, 2, 3, 4]
 
 
 # --- settings
