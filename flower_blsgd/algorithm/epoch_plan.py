@@ -106,6 +106,7 @@ def plan_epoch(
     selected: Selected | None = None,
     last: EpochPlan | None = None,
     rounds_before: int = 0,
+    measures: bool = False,
 ) -> EpochPlan:
     """Plan one epoch, or the rest of one after `rounds_before`: a pure function of the arguments.
 
@@ -113,40 +114,31 @@ def plan_epoch(
     `samples_before` were planned in all earlier rounds. `samples_due` is the exact number of
     samples of this epoch and all earlier ones; epoch x N without selections. `last` is the plan of
     the previous epoch, if its workers are the same; with an equal shape the new plan continues its
-    lists, if they are not used up. UsageError if the sampler returned invalid lists.
+    lists, if they are not used up. The lists of a round that `measures` speeds are for this round
+    only. UsageError if the sampler returned invalid lists.
     """
-    samples_per_round = shape.samples_per_round
+    per_round = sum(shape.samples_per_round)
     # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). A
     # selection may leave less than one round.
-    left = (samples_due - samples_before) // sum(samples_per_round)
+    left = (samples_due - samples_before) // per_round
     rounds = max(rounds_before + 1, shape.table_rounds or rounds_before + left)
     if last is not None and last.shape == shape and last.lists_end > last.rounds:
         first_round = last.first_round - last.rounds
         return replace(last, epoch=epoch, rounds=rounds, first_round=first_round)
     if selected is not None:
         table, samples_before = table.subset(selected.indices), (epoch - 1) * len(selected.indices)
-    if rounds_before and (selected or not sampler.is_stream):
+    horizon = sampler.horizon(len(table), per_round)
+    if rounds_before and not horizon and (selected or not sampler.is_stream):
         seed = derived_seed(seed, "rest-of-epoch", rounds_before)  # not the first samples again
-    rest = rounds - rounds_before
+    listed = 1 if measures else horizon or rounds - rounds_before
     request = EpochRequest(
-        seed, epoch, rest, tuple(participants), samples_per_round, samples_before
+        seed, epoch, listed, tuple(participants), shape.samples_per_round, samples_before
     )
-    plan = EpochPlan(epoch, rounds, shape, ())
-    plan = with_new_lists(plan, sampler, request, table, rounds_before)
-    if selected is None:
-        return plan
-    lists = (SampleList(selected.indices[of.indices], of.members) for of in plan.sample_lists)
-    return replace(plan, sample_lists=tuple(lists), weights=selected.weights)
-
-
-def with_new_lists(
-    plan: EpochPlan, sampler: Sampler, request: EpochRequest, table: LossTable, first_round: int = 0
-) -> EpochPlan:
-    """Return the plan with new lists for the sampler's horizon; UsageError if they are invalid."""
-    rounds = sampler.horizon(len(table), sum(request.samples_per_round)) or request.rounds
-    request = replace(request, rounds=rounds)
     lists = checked_lists(sampler, sampler.sample_lists(request, table), request, len(table))
-    return replace(plan, sample_lists=lists, first_round=first_round)
+    if selected is None:
+        return EpochPlan(epoch, rounds, shape, lists, None, rounds_before)
+    lists = tuple(SampleList(selected.indices[of.indices], of.members) for of in lists)
+    return EpochPlan(epoch, rounds, shape, lists, selected.weights, rounds_before)
 
 
 def round_shape(

@@ -310,7 +310,7 @@ class RunRecorder:
         self._last_model_at = now
         self._metrics.seconds_per_step = self._seconds_per_step_alone()
         self._metrics.add(record)
-        if self._strategy.planner.is_provisional:  # the round measures speeds
+        if self._strategy.planner.measured is not None:  # the round measures speeds
             self._first_round = len(self._metrics.records)
         else:
             show, self.show_speeds = self.show_speeds, lambda: None

@@ -16,12 +16,11 @@ from ..algorithm.epoch_plan import (
     RoundShape,
     plan_epoch,
     round_shape,
-    with_new_lists,
 )
 from ..algorithm.local_steps import Participant, StepPolicy, SystemAwareSteps, fewest_steps
 from ..algorithm.loss_table import LossTable
 from ..algorithm.randomness import derived_seed
-from ..algorithm.sampling import EpochRequest, SampleList, Sampler
+from ..algorithm.sampling import SampleList, Sampler
 from ..algorithm.sampling_stats import SamplingStats, sampling_stats
 from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection, SelectionRequest
@@ -39,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 _COUNTERS = (
     *("epoch", "rounds_done", "rounds_total", "began"),
     *("samples_planned", "samples_due", "samples_trained", "samples_cut_off"),
-    *("rounds_before", "share_before", "is_provisional"),
+    *("rounds_before", "share_before"),
 )
 
 _MEASURED_SECONDS = 0.3
@@ -66,8 +65,7 @@ class Planner:
     - `measures_in_rounds`: whether rounds of training measure unknown speeds, as for scripts.
     - `measured`: seconds per step by worker index, as far as known, while rounds measure speeds;
       else None. The rest of the epoch is planned again after each of these rounds.
-    - `is_provisional`: whether the plan is that of such a round.
-    - `rounds_before`, `share_before`: of this epoch, before the plan of its rest.
+    - `rounds_before`, `share_before`: of this epoch, when the number of its rounds changed.
     - `budget_share`: returns the used share of the budget, 1 or more at its end; called in every
       round.
     """
@@ -94,7 +92,7 @@ class Planner:
         self.averaged_momentum: ArrayRecord | None = None
         self.resumed_momentum: dict[int, ArrayRecord] = {}
         self.measured: dict[int, float] | None = None
-        self.measures_in_rounds = self.is_provisional = False
+        self.measures_in_rounds = False
         self.rounds_before, self.share_before = 0, 0.0
         self.plan: EpochPlan
         self.sampling_stats: SamplingStats
@@ -136,10 +134,9 @@ class Planner:
             self.check(active)
         if self.plan_is_due(active):
             self._plan(server_round, active)
-        elif self.is_provisional or self.measured is not None:
-            self._plan(server_round, active, is_rest=True)
-        elif self.rounds_done == self.plan.lists_end:
-            self._make_new_lists(server_round)
+        elif self.measured is not None or self.rounds_done == self.plan.lists_end:
+            others = [worker for worker in active if worker not in self.training(active)]
+            self._plan(server_round, [*self.workers, *others], is_rest=True)
         rate = self.learning_rate.at(
             self.epoch, self.budget_share(), self.rounds_done, self.plan.rounds
         )
@@ -248,20 +245,15 @@ class Planner:
         """
         policy = self.step_policy.with_local_steps(local_steps_fast)
         participants = self._participants(self.training(workers))
-        if self.measured is not None and self.step_policy.needs_speeds:
+        if self.measured is not None and policy.with_local_steps(1).needs_speeds:
             known = [
                 self.measured.get(worker.index) or worker.profile.seconds_per_step
                 for worker in self.training(workers)
             ]
-            fastest = min(filter(None, known), default=_MEASURED_SECONDS)
-            most = min(local_steps_fast, max(1, round(_MEASURED_SECONDS / fastest)))
-            policy = SystemAwareSteps(most, shrink_slow_batch=False)
+            most = min([_MEASURED_SECONDS, *(local_steps_fast * s for s in known if s)])
+            policy = SystemAwareSteps(local_steps_fast)
             participants = [  # a worker with an unknown speed takes one step
-                replace(
-                    p,
-                    speed_ratio=s and fastest / s,
-                    given_steps=p.given_steps or (None if s else 1),
-                )
+                replace(p, given_steps=p.given_steps or (max(1, round(most / s)) if s else 1))
                 for p, s in zip(participants, known, strict=True)
             ]
         try:
@@ -317,7 +309,7 @@ class Planner:
         plan = self.plan
         return {
             "counters": {name: getattr(self, name) for name in _COUNTERS},
-            "local-steps-fast": self.local_steps_fast,
+            "local-steps-fast": 0 if self.step_policy.is_open else self.local_steps_fast,
             "table": self.table.state_dict(),
             "stats": {n: np.asarray(v) for n, v in asdict(self.sampling_stats).items()},
             "planned-for": [worker.index for worker in self.workers],
@@ -336,15 +328,13 @@ class Planner:
 
     def load_state_dict(self, state: Mapping[str, Any], workers: Sequence[Worker]) -> None:
         """Restore the state, given the registry's workers; ValueError if it does not fit."""
-        counters = dict.fromkeys(_COUNTERS[-3:], 0) | state["counters"]  # 0.1.0 has not all
+        counters = {"rounds_before": 0, "share_before": 0.0} | state["counters"]  # 0.1.0 has none
         if counters.keys() != set(_COUNTERS):
             raise ValueError("its counters belong to another version")
         self.table.load_state_dict(state["table"])
         for name, value in counters.items():
             setattr(self, name, value)
-        if self.is_provisional:  # the rounds that measure begin again
-            self.measured = {}
-        else:
+        if state["local-steps-fast"]:
             self.take_steps(state["local-steps-fast"])
         self.sampling_stats = SamplingStats(**{n: v.item() for n, v in state["stats"].items()})
         self.workers = [workers[index] for index in state["planned-for"]]
@@ -363,21 +353,20 @@ class Planner:
         workers = self._those_that_fit(workers)
         training = self.training(workers)
         participants = self._participants(training)
-        epoch, share = self.epoch + (not is_rest), self.budget_share()
-        before = (self.rounds_done, self._share_done) if is_rest else (0, 0.0)
+        rounds_per_epoch = max(1.0, self.rounds_total / (self.epochs_done or 1))
+        same_workers = self.epoch_ended and training == self.workers
+        epoch, done, share, selected = self.epoch + 1, 0, 0.0, None
         if is_rest:
+            epoch, done, share = self.epoch, self.rounds_done, self._share_done
             self.samples_planned = self.samples_planned_so_far
-        selected = None
-        rounds_per_epoch = max(1.0, self.rounds_total / max(1, self.epoch))
         if self.selection is not None:
-            request = SelectionRequest(self.seed, epoch, share)
+            request = SelectionRequest(self.seed, epoch, self.budget_share())
             chosen = self.selection.select(request, self.table)
             selected = checked_selected(self.selection, chosen, self.num_samples)
         size = self.num_samples if selected is None else len(selected.indices)
-        same_workers = self.epoch_ended and training == self.workers
         if not is_rest:
             self.samples_due += size
-        plan = self.plan = plan_epoch(
+        plan = plan_epoch(
             seed=self.seed,
             epoch=epoch,
             participants=participants,
@@ -388,18 +377,18 @@ class Planner:
             samples_due=self.samples_due,
             selected=selected,
             last=self.plan if same_workers else None,
-            rounds_before=before[0],
+            rounds_before=done,
+            measures=self.measured is not None,
         )
-        if plan.first_round == before[0]:  # new lists; now, because the epoch changes the losses
+        if plan.first_round == done:  # new lists; now, because the epoch changes the losses
             self.sampling_stats = sampling_stats(
                 plan, participants, self.table, server_round - 1, rounds_per_epoch
             )
         self.began = self.began or len(training)
-        self.epoch, self.rounds_done = epoch, before[0]
-        self.rounds_before, self.share_before = before
-        self.samples_planned += plan.num_planned - before[0] * sum(plan.shape.samples_per_round)
-        self.workers = training
-        self.is_provisional = self.measured is not None
+        if not is_rest or plan.rounds != self.plan.rounds:
+            self.rounds_before, self.share_before = done, share
+        self.plan, self.epoch, self.rounds_done, self.workers = plan, epoch, done, training
+        self.samples_planned += (plan.rounds - done) * sum(plan.shape.samples_per_round)
 
     def _those_that_fit(self, workers: Sequence[Worker]) -> Sequence[Worker]:
         """Leave out workers that joined late if one step of all does not fit into the data."""
@@ -414,16 +403,6 @@ class Planner:
                     what = "%s is left out of epoch %d: %s"
                     _LOG.warning(what, late.label, self.epoch + 1, error)
         return workers
-
-    def _make_new_lists(self, server_round: int) -> None:
-        """Call the sampler again within an epoch, for the same workers."""
-        plan, workers = self.plan, tuple(self._participants(self.workers))
-        before, per_round = self.samples_planned_so_far, plan.shape.samples_per_round
-        request = EpochRequest(self.seed, self.epoch, plan.rounds, workers, per_round, before)
-        self.plan = with_new_lists(plan, self.sampler, request, self.table, self.rounds_done)
-        self.sampling_stats = sampling_stats(
-            self.plan, workers, self.table, server_round - 1, plan.rounds
-        )
 
 
 def _refuse_nobody(workers: Sequence[Worker]) -> None:

@@ -71,7 +71,7 @@ class Run:
         self.config = RunConfig(**{"epochs": 2, **settings})
         strategy: Any = SimpleNamespace(
             planner=SimpleNamespace(
-                is_provisional=False,
+                measured=None,
                 sampling_stats=stats(),
                 samples_planned_so_far=245,
                 samples_given_up=3,

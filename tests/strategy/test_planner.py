@@ -308,7 +308,7 @@ def test_state_of_version_0_1_0_has_no_rest_of_an_epoch() -> None:
     planner, workers = planner_of(24), workers_of()
     play(planner, 1, workers)
     state = planner.state_dict()
-    for name in ("rounds_before", "share_before", "is_provisional"):
+    for name in ("rounds_before", "share_before"):
         del state["counters"][name]
     resumed = planner_of(24)
     resumed.load_state_dict(state, workers)
