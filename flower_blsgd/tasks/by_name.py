@@ -62,7 +62,7 @@ def registration(task: Task | str) -> Callable[[], str]:
     may use it. A task that is named is not registered, but sent with the state of its module.
     """
     sent = _own_function(task) if isinstance(task, str) and ":" in task else task
-    return partial(_register, *([_Repaired()] if is_repaired() else []), sent)
+    return partial(_register, _Repaired() if is_repaired() else None, sent)
 
 
 class _Repaired:
@@ -72,8 +72,7 @@ class _Repaired:
         return import_torchvision, ()
 
 
-def _register(*repaired_and_task: Any) -> str:
-    task = repaired_and_task[-1]
+def _register(_: object, task: object) -> str:
     return register_task(task) if isinstance(task, Task) else ""
 
 

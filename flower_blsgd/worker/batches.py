@@ -131,11 +131,9 @@ class BatchSource:
 
     Tensors move to an accelerator once, as a whole, so that a batch is one gather operation there.
     Tensors that would take more than half of its free memory, divided by the workers that share it,
-    stay on the host, with one line in the log; without `move`, all do. In this case, and for other
-    data sets, the host assembles every batch. On CUDA, it is copied through pinned memory, so that
-    the host can gather the next batch while the device computes. On a CPU tensors never move, and
-    memory maps stay memory maps. `on_device` says whether the samples are on the device, so that
-    batches need no work on the host.
+    stay on the host, with one line in the log; without `move`, all do. Then, and for other data
+    sets, the host assembles every batch and copies it, on CUDA through pinned memory while the
+    device computes. `on_device` says whether the samples are on the device.
 
     Samples of a map-style Dataset are prefetched by `loader_workers` processes of a DataLoader, or
     read by the calling thread if that is 0. Before a batch is read, the global random generators of

@@ -45,13 +45,12 @@ def evaluate_sums(
     named values; otherwise they are named `metric_name`. Without a metric, the report has only the
     loss. The model is left in eval mode.
 
-    The test set is not moved; its samples are copied to the device batch by batch. A CPU computes
-    at most 64 samples at a time, because larger batches do not fit into its caches and take up to
-    three times as long. Without `last`, the slice ends with the test set.
+    Samples are copied to the device batch by batch. A CPU computes at most 64 at a time, because
+    larger batches do not fit into its caches and take up to three times as long, and in float32,
+    because most CPUs emulate 16 bits slowly. Without `last`, the slice ends with the test set.
 
-    The device is waited for once, at the end. `precision` and `channels_last` are as in `LocalSGD`,
-    but a CPU computes in float32, because most CPUs emulate 16 bits slowly. Samples of a map-style
-    Dataset are read by at most `loader_workers` processes, which end with the slice.
+    The device is waited for once, at the end. Samples of a map-style Dataset are read by at most
+    `loader_workers` processes, which end with the slice.
     """
     device = torch.device(device)
     on_cpu = device.type == "cpu"
