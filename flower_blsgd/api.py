@@ -298,10 +298,10 @@ def evaluate_run(
     _check_assets(folder, task, data)
     if given is None and task.prepared is not None:
         outputs = model(torch.from_numpy(task.prepared.test[0][:1])).shape[1]
-        if task.prepared.num_classes > outputs:
+        if task.prepared.num_classes not in (0, outputs):
             raise UsageError(
                 f"data = {data or config.data!r} has {task.prepared.num_classes} classes, but the "
-                f"model of {folder} only {outputs}; evaluate with the classes of the run"
+                f"model of {folder} has {outputs}; evaluate with the classes of the run"
             )
     use_precision(config.precision, device)
     report = task.evaluate(model, device, 0, task.num_test, **config.evaluation_settings)

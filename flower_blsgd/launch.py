@@ -1,5 +1,6 @@
 """Run a training script on every worker: ``blsgd launch``."""
 
+import contextlib
 import functools
 import shlex
 import threading
@@ -268,11 +269,12 @@ class _WorkerLogs:
         self.flush()
 
     def flush(self) -> None:
-        """Write what has been added."""
+        """Write what has been added; on a full disk it is lost, which `RunRecorder` reports."""
         if self._folder is None:
             return
         with self._lock:
             lines, self._lines = self._lines, {}
         for rank, new in lines.items():
-            with (self._folder / f"worker-{rank}.log").open("a", errors="replace") as file:
+            path = self._folder / f"worker-{rank}.log"
+            with contextlib.suppress(OSError), path.open("a", errors="replace") as file:
                 file.writelines(f"{line}\n" for line in new)

@@ -1,5 +1,6 @@
 """Sources of data: a folder or a file, a data set of the HF hub, or one of torchvision."""
 
+import contextlib
 import errno
 import functools
 import importlib
@@ -178,19 +179,11 @@ class DataSource:
         there are no data, or the HF hub is not reachable.
         """
         import datasets
-        import huggingface_hub.constants as hf_hub
 
         reachable = self.folder is not None or hf_hub_reachable()
-        level = datasets.logging.get_verbosity()
-        offline = hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-        bars = not datasets.are_progress_bars_disabled()
-        if self.folder is not None:
-            datasets.disable_progress_bars()
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our message replaces its own
-        if not reachable:  # offline, it uses its downloads
-            hf_hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
         try:
-            tables = self._read(datasets, scratch)
+            with _quiet(datasets, bars=self.folder is None, offline=not reachable):
+                tables = self._read(datasets, scratch)
             return {_VALIDATION.get(name, name): table for name, table in tables.items()}
         except UsageError:
             raise
@@ -202,11 +195,6 @@ class DataSource:
             raise UsageError(
                 f"{self.setting}: {self} cannot be read ({why}); name a folder with {self.layout}"
             ) from error
-        finally:
-            datasets.logging.set_verbosity(level)
-            if bars:
-                datasets.enable_progress_bars()
-            hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = offline
 
     def check_libraries(self) -> None:
         """Raise UsageError if a library that reads such data is not installed."""
@@ -271,7 +259,7 @@ class DataSource:
         files = self._files.get(split, ())
         for file in files:
             if len(files) > 1:  # reads it again, only for a message
-                with tempfile.TemporaryDirectory() as scratch:
+                with tempfile.TemporaryDirectory() as scratch, _quiet(datasets):
                     builder = self._builder(datasets, Path(scratch), {"train": file})
                     builder.download_and_prepare()
                     count = len(builder.as_dataset()["train"])
@@ -513,6 +501,27 @@ def _declare_operators() -> None:
 def is_repaired() -> bool:
     """Return whether `import_torchvision` had to declare operators in this process."""
     return bool(_declared)
+
+
+@contextlib.contextmanager
+def _quiet(datasets: Any, bars: bool = False, offline: bool = False) -> Iterator[None]:
+    """Silence ``datasets``; keep its progress `bars`; `offline`, it uses only its downloads."""
+    import huggingface_hub.constants as hf_hub
+
+    level, shown = datasets.logging.get_verbosity(), not datasets.are_progress_bars_disabled()
+    before = hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # our message replaces its own
+    if not bars:
+        datasets.disable_progress_bars()
+    if offline:
+        hf_hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if shown:
+            datasets.enable_progress_bars()
+        hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
 def _split_of(name: str) -> str:

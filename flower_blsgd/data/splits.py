@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,12 @@ def prepared_rows(
 
     def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
         source.check_libraries()
-        parts, num_classes = read_parts(source, source.tables(scratch))
+        tables = source.tables(scratch)
+        parts, num_classes = read_parts(source, tables)
+        columns = {split: _columns(source, table) for split, table in tables.items()}
         convert, shape, facts = converter(parts["train"], folder)
         skipped = {
-            part: write_part(
-                rows, folder, part, convert, shape, dtype, source.skip_bad, filler, source.where
-            )
+            part: write_part(rows, folder, part, convert, shape, dtype, source, columns, filler)
             for part, rows in parts.items()
         }
         return {"num_classes": num_classes, "skipped": skipped, **facts}
@@ -85,28 +85,27 @@ def read_parts(source: DataSource, tables: Mapping[str, Any]) -> tuple[dict[str,
         names["test"] = ("validation",) if "validation" in tables else source.test
     if not source.needs_test and not set(names["test"]) & set(tables):
         del names["test"]
-    splits, columns = {}, {}
+    splits = {}
     for split in dict.fromkeys(split for part in names.values() for split in part):
         if split not in tables:
             raise _no_split(source, split, tables)
         table = tables[split]
-        known = [
-            [name for name in names if name in table.column_names] for names in COLUMNS[source.noun]
-        ]
+        known = _columns(source, table)
         if not all(known) or not len(table):
             raise UsageError(
                 f"{source.setting}: {split} has {len(table)} rows of the columns "
                 f"{', '.join(table.column_names)}; expected {source.layout}"
             )
-        renamed = {names[0]: name for names, name in zip(known, ("sample", "label"), strict=True)}
-        splits[split] = table.select_columns(list(renamed)).rename_columns(renamed)
-        columns[split] = known[1][0]
+        renamed = dict(zip(known, ("sample", "label"), strict=True))
+        splits[split] = table.select_columns(known).rename_columns(renamed)
         if source.noun == "texts":
-            splits[split] = as_texts(source, split, splits[split], "sample", known[0][0])
+            splits[split] = as_texts(source, split, splits[split], "sample", known[0])
         if isinstance(splits[split].features["sample"], Image):
             # Otherwise one damaged image makes its whole chunk unreadable.
             splits[split] = splits[split].cast_column("sample", Image(decode=False))
-    splits = _number_classes(source, splits, columns)
+    splits = _number_classes(
+        source, splits, {split: _columns(source, tables[split])[1] for split in splits}
+    )
     num_classes = _count_classes(source, splits)
     joined = {}
     for part, chosen in names.items():
@@ -123,6 +122,14 @@ def read_parts(source: DataSource, tables: Mapping[str, Any]) -> tuple[dict[str,
         step = len(rows) if in_blocks else count
         joined[part] = rows.select(np.arange(count) * step // count)
     return joined, num_classes
+
+
+def _columns(source: DataSource, table: Any) -> list[str]:
+    """Return the names of the columns of samples and of labels, empty if there is none."""
+    return [
+        next((name for name in names if name in table.column_names), "")
+        for names in COLUMNS[source.noun]
+    ]
 
 
 def _no_split(source: DataSource, split: str, found: Iterable[str]) -> UsageError:
@@ -257,20 +264,19 @@ def write_part(
     convert: Convert,
     shape: tuple[int, ...],
     dtype: npt.DTypeLike,
-    skip_bad: bool,
+    source: DataSource,
+    columns: Mapping[str, Sequence[str]],
     filler: int = 0,
-    where: Callable[[str, int], str] | None = None,
 ) -> int:
     """Write ``<part>_inputs.npy`` and ``<part>_labels.npy``; return the number of skipped rows.
 
     Labels are int64 of shape (rows,). `convert` converts a sample to an array of at most `shape`
-    and is called by many threads. A row is bad if `convert` raises an error, or if it has no sample
-    or no label; ``where(split, row)`` names it, from its columns ``split`` and ``row``. Shorter
-    arrays are padded with `filler`. If all arrays are shorter in the first dimension, the result is
-    too.
+    and is called by many threads. Shorter arrays are padded with `filler`. If all arrays are
+    shorter in the first dimension, the result is too. A row is bad if `convert` raises an error, or
+    if it has no sample or no label. It is named by its file and by the `columns` of its split.
 
-    UsageError if a row is bad; with `skip_bad`, which skips bad rows, if all are. OSError if the
-    folder cannot be written, or has too little space for the array.
+    UsageError if a row is bad; if the source skips bad rows, only if all are. OSError if the folder
+    cannot be written, or has too little space for the array.
     """
     path, labels = folder / f"{part}_inputs.npy", _labels_of(rows)
     inputs: np.memmap[Any, np.dtype[Any]] = open_memmap(
@@ -282,43 +288,42 @@ def write_part(
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     lengths = np.zeros(len(rows), np.int64)
 
-    def convert_chunk(first: int) -> list[tuple[int, str]]:
-        """Fill some rows; return the bad ones with the reason."""
+    def convert_chunk(first: int) -> list[tuple[int, bool, str]]:
+        """Fill some rows; return the bad ones, whether the label is bad, and the reason."""
         bad = []
         for row, sample in enumerate(rows[first : first + _CHUNK]["sample"], first):
+            of_label = sample is not None and bool(labels[row] < 0)
             try:
-                if sample is None or labels[row] < 0:
-                    raise ValueError("no sample" if sample is None else "no label")
+                if sample is None or of_label:
+                    raise ValueError("it is missing")
                 array = np.asarray(convert(sample))
                 inputs[row, : len(array)] = array
                 inputs[row, len(array) :] = filler
                 lengths[row] = len(array)
             except Exception as error:  # libraries raise any kind for damaged samples
-                bad.append((row, first_line(error)))
+                bad.append((row, of_label, first_line(error)))
         return bad
 
     pool, console = ThreadPoolExecutor(), Console(stderr=True)
     chunks = range(0, len(rows), _CHUNK)
-    results: Iterable[list[tuple[int, str]]] = pool.map(convert_chunk, chunks)
+    results: Iterable[list[tuple[int, bool, str]]] = pool.map(convert_chunk, chunks)
     if console.is_terminal:
         results = track(results, part, len(chunks), console=console, transient=True)
     try:
         for bad in results:
-            if bad and not skip_bad:
-                row, reason = bad[0]
-                at = f"row {row + 1} of {part}"
-                if where:
-                    origin = rows.select_columns(["split", "row"])[row]
-                    at = where(origin["split"], origin["row"])
+            if bad and not source.skip_bad:
+                row, of_label, reason = bad[0]
+                split, number = rows.select_columns(["split", "row"])[row].values()
                 raise UsageError(
-                    f"data: {at} cannot be used ({reason}); skip-bad = true skips such rows"
+                    f"{source.setting}: {source.where(split, number)}: {columns[split][of_label]} "
+                    f"cannot be used ({reason}); skip-bad = true skips such rows"
                 )
     finally:
         pool.shutdown(cancel_futures=True)
     good = lengths > 0
     skipped = len(rows) - int(good.sum())
     if skipped == len(rows):
-        raise UsageError(f"data: none of the {skipped} rows of {part} can be used")
+        raise UsageError(f"{source.setting}: none of the {skipped} rows of {part} can be used")
     if skipped:
         _LOG.warning("skipped %d of %d rows of %s that cannot be used", skipped, len(rows), part)
     if skipped or lengths.max() < shape[0]:

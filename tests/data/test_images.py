@@ -55,7 +55,7 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
     file = folder / "train" / "dog" / "00001.png"
     file.write_bytes(broken_jpeg())
     message = refused(folder)
-    assert message.startswith(f"data: row 3 of train cannot be used ({file}: image file is trunc")
+    assert f": row 3 of train: image cannot be used ({file}: image file is truncated" in message
     file.write_bytes(b"not a picture")
     assert f"cannot identify image file '{file}'" in refused(folder)
     assert not list(tmp_path.rglob("*.npy"))

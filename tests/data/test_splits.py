@@ -179,8 +179,12 @@ def written(
             raise ValueError(f"bad text\n{text}")
         return [int(digit) for digit in text]
 
-    rows = Dataset.from_dict({"sample": texts, "label": labels or list(range(len(texts)))})
-    skipped = write_part(rows, folder, "test", convert, (4,), np.int32, skip_bad, filler=-1)
+    count, source = len(texts), replace(SOURCE, skip_bad=skip_bad)
+    columns = {"sample": texts, "label": labels or list(range(count))}
+    columns |= {"split": ["other"] * count, "row": list(range(9, 9 + count))}
+    names = {"other": ("sentence", "class")}
+    rows = Dataset.from_dict(columns)
+    skipped = write_part(rows, folder, "test", convert, (4,), np.int32, source, names, filler=-1)
     inputs, kept = (np.load(folder / f"test_{kind}.npy") for kind in ("inputs", "labels"))
     assert (inputs.dtype, kept.dtype, skipped) == (np.int32, np.int64, len(texts) - len(kept))
     return inputs.tolist(), kept.tolist()
@@ -201,10 +205,10 @@ def test_rows_are_as_long_as_the_longest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "label", "why"),
     [
-        ("9", 1, "bad text"),
-        ("1", None, "no label"),
-        ("1", -1, "no label"),
-        (None, 1, "no sample"),
+        ("9", 1, "sentence cannot be used (bad text)"),
+        ("1", None, "class cannot be used (it is missing)"),
+        ("1", -1, "class cannot be used (it is missing)"),
+        (None, 1, "sentence cannot be used (it is missing)"),
     ],
 )
 def test_a_bad_row_is_refused_by_its_number_or_left_out(
@@ -213,13 +217,13 @@ def test_a_bad_row_is_refused_by_its_number_or_left_out(
     monkeypatch.setattr(module, "_CHUNK", 2)
     texts, labels = ["1", text, "23", "9", "4"], [3, label, 1, 0, 2]
     message = refusal(written, tmp_path, texts, labels)
-    assert message.startswith(f"data: row 2 of test cannot be used ({why}); skip-bad = true skip")
+    assert message == f"data = '': row 11 of other: {why}; skip-bad = true skips such rows"
     with captured_log() as log:
         kept = written(tmp_path, texts, labels, skip_bad=True)
     assert kept == ([[1, -1], [2, 3], [4, -1]], [3, 1, 2])
     assert log.warnings == ["skipped 2 of 5 rows of test that cannot be used"]
     message = refusal(written, tmp_path, [text], [label], skip_bad=True)
-    assert message == "data: none of the 1 rows of test can be used"
+    assert message == "data = '': none of the 1 rows of test can be used"
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="there is none on this system")

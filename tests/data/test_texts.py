@@ -55,8 +55,8 @@ def test_long_texts_are_cut_and_marks_stay(tmp_path: Path) -> None:
 def test_a_text_without_tokens_is_bad(tmp_path: Path, text: str, marked: bool) -> None:
     folder = make_texts(tmp_path / "own", [("a", 3), (text, 1), ("b c", 1), (None, 0)])
     assert refusal(ready, folder, letters(marked)) == (
-        f"data: {folder / 'train.parquet'}, row 2 cannot be used (no tokens in {text!r}); "
-        "skip-bad = true skips such rows"
+        f"data = {str(folder)!r}: {folder / 'train.parquet'}, row 2: text cannot be used (no "
+        f"tokens in {text!r}); skip-bad = true skips such rows"
     )
     texts = ready(folder, letters(marked), skip_bad=True)
     assert (texts.train[1].tolist(), texts.skipped) == ([3, 1], {"train": 2, "test": 0})
@@ -136,8 +136,8 @@ def test_a_text_is_a_text(
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        ("sentence,class\na,x\nb,\n", "(no label); "),
-        ("sentence,class\na,x\n,y\n", "train-2.csv, row 2 cannot be used (no tokens in ''); "),
+        ("sentence,class\na,x\nb,\n", "row 2: class cannot be used (it is missing); "),
+        ("sentence,class\na,x\n,y\n", "row 2: sentence cannot be used (no tokens in ''); "),
         ("sentence,class\na,1\nb,2.5\n", "train-2.csv, row 2: class = '2.5' is not an integer"),
         (
             '{"sentence": "a", "class": "x"}\n{"sentence": "a", "class": 1}\n',
@@ -147,7 +147,9 @@ def test_a_text_is_a_text(
         ('{"sentence": "a", "class": 0}\n{"sentence": ["a"], "class": 1}\n', "sentence = ['a'] is"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, content: str, why: str) -> None:
+def test_a_value_that_cannot_be_used_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str, why: str
+) -> None:
     """With its file, row and column."""
     own = tmp_path / "own"
     own.mkdir()
@@ -158,4 +160,5 @@ def test_a_value_that_cannot_be_used_is_named(tmp_path: Path, content: str, why:
     source = DataSource(name="text", noun="texts", data=str(own), needs_test=False)
     message = refusal(prepared_texts, source, vocabulary_of_rows())
     assert f"{own}/train-2.{end}, row 2" in message
+    assert "Generating" not in capfd.readouterr().err
     assert why in message

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 import flower_blsgd
 from flower_blsgd.config import RunConfig
 from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.launch import _WorkerLogs
 from flower_blsgd.launch import launch as launch_script
 
 from ..command import Command
@@ -170,3 +171,13 @@ def test_a_run_that_was_interrupted_and_killed_resumes_to_the_same_bits(blsgd: C
     assert (after["rounds"], len(after["resumed"])) == (rounds, 2)
     blsgd(*command("--rounds", str(rounds), SCRIPT)[3:])
     assert_same_model("runs/script-1", "runs/script-2")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is none on this system")
+def test_a_full_disk_loses_only_the_log_of_a_worker(tmp_path: Path) -> None:
+    logs = _WorkerLogs()
+    (tmp_path / "worker-0.log").symlink_to("/dev/full")
+    for rank in (0, 1):
+        logs.add(rank, "a line")
+    logs.write_to(tmp_path)
+    assert (tmp_path / "worker-1.log").read_text() == "a line\n"

@@ -208,9 +208,11 @@ def test_a_run_is_loaded_without_its_data_and_evaluated_with_no_other(
 ROWS = [("A good film", "good"), ("A bad film", "bad"), ("So good", "good"), ("a film", "mixed")]
 
 
-def write_csv(folder: Path, test: list[tuple[str, Any]], columns: str = "text,label") -> str:
+def write_csv(
+    folder: Path, test: list[tuple[str, Any]], columns: str = "text,label", train: Any = ROWS
+) -> str:
     folder.mkdir(exist_ok=True)
-    for split, rows in (("train", ROWS), ("test", test)):
+    for split, rows in (("train", train), ("test", test)):
         lines = [f"{text},{label}" for text, label in rows]
         (folder / f"{split}.csv").write_text("\n".join([columns, *lines]) + "\n")
     return str(folder)
@@ -249,19 +251,16 @@ def test_texts_that_cannot_be_used(tmp_path: Path) -> None:
     assert refusal(load_task, "text", "", "encodr").endswith(known)
 
 
-def test_data_of_more_classes_than_the_model(tmp_path: Path) -> None:
+def test_data_of_other_classes_than_the_model(tmp_path: Path) -> None:
     own, out = write_csv(tmp_path / "csv", [("Good", "good")]), tmp_path / "run"
     task = load_task("text", own, "encoder")
     config = RunConfig(task="text", data=own, model="encoder", out=str(out))
     RunFolder.new(str(out), "").write_config(config.to_run_config())
     save_file(task.fresh_model(0).state_dict(), out / "model.safetensors")
     assert evaluate_run(out, device="cpu").num_examples == 1
-    ROWS.append(("a film", "worse"))
-    try:
-        more = write_csv(tmp_path / "more", [("Good", "good")])
-    finally:
-        ROWS.pop()
-    assert refusal(evaluate_run, out, data=more, device="cpu") == (
-        f"data = {more!r} has 4 classes, but the model of {out} only 3; evaluate with the classes "
-        "of the run"
-    )
+    for name, rows in (("more", [*ROWS, ("a film", "worse")]), ("fewer", ROWS[:2])):
+        other = write_csv(tmp_path / name, [("Good", "good")], train=rows)
+        assert refusal(evaluate_run, out, data=other, device="cpu") == (
+            f"data = {other!r} has {len({label for _, label in rows})} classes, but the model of "
+            f"{out} has 3; evaluate with the classes of the run"
+        )
