@@ -9,7 +9,6 @@ import errno
 import fcntl
 import io
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,14 +35,6 @@ def flush_to_disk(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def put_in_place(part: Path, path: Path) -> None:
-    """Rename a complete file; copy it if the file system cannot rename."""
-    with unless_unsupported():
-        part.replace(path)
-    if part.exists():
-        shutil.copyfile(part, path)
 
 
 @contextlib.contextmanager

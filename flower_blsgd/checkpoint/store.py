@@ -24,7 +24,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from ..errors import UsageError, first_line
-from ..files import flush_to_disk, put_in_place, unless_unsupported
+from ..files import flush_to_disk, unless_unsupported
 from ..grids.array_records import AnyArray, tensors_of
 
 _LOG = logging.getLogger(__name__)
@@ -125,8 +125,8 @@ class CheckpointStore:
         self._folder.mkdir(exist_ok=True)
         with temporary_path(self._folder) as part:
             digest = _write_tensors(part, checkpoint.tensors, about)
-            path = self._folder / f"round-{server_round:09d}.{digest}.safetensors"
-            _complete(part, path)
+            path = part.replace(self._folder / f"round-{server_round:09d}.{digest}.safetensors")
+        flush_to_disk(self._folder)
         self.saved_round = server_round
         # Checkpoints of later rounds are damaged, because the run was resumed from an earlier one.
         found = self._found()
@@ -139,19 +139,14 @@ class CheckpointStore:
         self._folder.mkdir(exist_ok=True)
         with temporary_path(self._folder) as part:
             _write_tensors(part, tensors_of(arrays), about)
-            _complete(part, self._run_folder / BEST_MODEL)
+            part.replace(self._run_folder / BEST_MODEL)
+        flush_to_disk(self._run_folder)
 
     def _found(self) -> list[tuple[int, Path]]:
         """Return the rounds and paths of all checkpoints, newest first."""
         paths = sorted(self._folder.glob("round-*"), reverse=True)
         named = [(_NAME.fullmatch(path.name), path) for path in paths]
         return [(int(name[1]), path) for name, path in named if name]
-
-
-def _complete(part: Path, path: Path) -> None:
-    """Rename a file that is on disk, and wait until the name is on disk, too."""
-    put_in_place(part, path)
-    flush_to_disk(path.parent)
 
 
 @contextlib.contextmanager

@@ -236,16 +236,16 @@ class DataSource:
         """Return the library's reader of files; values in CSV files stay strings."""
         assert self.folder is not None
         folder = str(self.folder.parent if self.folder.is_file() else self.folder)
-        options = {"data_files": data_files, "cache_dir": str(scratch)}
-        builder = datasets.load_dataset_builder(folder, **options)
+        builder = datasets.load_dataset_builder(
+            folder, data_files=data_files, cache_dir=str(scratch)
+        )
         if builder.name == "text":  # a row for each file, not for each line
-            options |= {"sample_by": "document", "encoding": "utf-8-sig"}
+            builder.config.sample_by, builder.config.encoding = "document", "utf-8-sig"
         elif builder.name == "csv":
             columns = (name for names in COLUMNS[self.noun] for name in names)
-            options |= {"converters": dict.fromkeys(columns, str), "keep_default_na": False}
-        else:
-            return builder
-        return datasets.load_dataset_builder(folder, **options)
+            builder.config.converters = dict.fromkeys(columns, str)
+            builder.config.keep_default_na = False
+        return builder
 
     @functools.cached_property
     def _files(self) -> dict[str, list[str]]:
@@ -320,11 +320,10 @@ class DataSource:
         """
         common = os.path.commonpath([os.path.dirname(path) for path in self._images])
         parts = filter(None, common.split("/"))
-        above = "".join(
-            f"{name}/" for name in itertools.takewhile(lambda n: not _split_of(n), parts)
-        )
-        paths = [path for path in self._paths if path.startswith(above)]
-        folders = {path: path.removeprefix(above).split("/")[:-1] for path in paths}
+        above = [*itertools.takewhile(lambda name: not _split_of(name), parts)]
+        names_of = {path: path.split("/")[:-1] for path in self._paths}
+        skip = len(above)
+        folders = {path: its[skip:] for path, its in names_of.items() if its[:skip] == above}
         tops = {tuple(folders[path][:2]) for path in self._images} - {()}
         divided = any(_split_of(top[0]) for top in tops if len(top) > 1) or (
             bool(tops) and all(_split_of(top[0]) for top in tops)

@@ -22,7 +22,7 @@ from ..algorithm.sampling_stats import SamplingStats
 from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors, temporary_path
 from ..config import RunConfig
 from ..errors import UsageError
-from ..files import locked, put_in_place
+from ..files import locked
 from ..grids.array_records import tensors_of
 from ..strategy.round_metrics import RoundRecord
 from .tables import csv_of
@@ -208,7 +208,7 @@ class RunFolder:
                 save_tensors(part, tensors)
             except SafetensorError as error:  # which contains the error of the system as text only
                 raise OSError(errno.EIO, str(error)) from None
-            put_in_place(part, self.path / MODEL)
+            part.replace(self.path / MODEL)
 
 
 def read_config(folder: Path) -> RunConfig:
@@ -266,7 +266,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     part = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
     try:
         yield part
-        put_in_place(part, path)
+        part.replace(path)
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
