@@ -195,7 +195,8 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
         config = replace(config, batch_size=max(2, info.batch_size))
     size = info.num_samples or max(0, info.evaluate_every) or _EPOCH_SAMPLES
     size = max(size, config.batch_size * len(nodes))
-    if info.evaluate_every > 0 and info.num_samples:
+    is_open = config.evaluate_every_epochs == RunConfig.evaluate_every_epochs
+    if is_open and info.evaluate_every > 0 and info.num_samples:
         every = max(1, round(info.evaluate_every / info.num_samples))
         config = replace(config, evaluate_every_epochs=every)
 

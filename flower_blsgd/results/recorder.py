@@ -403,7 +403,8 @@ class RunRecorder:
                 own = self._strategy.registry.workers[row.worker].profile
                 steps = counted(row.local_steps, "step")
                 steps += f" of {own.batch_size} samples" if own.batch_size else ""
-                steps += f" per round{own.precision and f' in {own.precision}'}"
+                precision = "" if self.config.is_script else own.precision
+                steps += f" per round{precision and f' in {precision}'}"
                 steps += f", weight {row.weight:.1%}"
                 if 0 < row.weight < NEGLIGIBLE:
                     steps += f" (contributes less than {NEGLIGIBLE:.0%})"

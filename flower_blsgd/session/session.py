@@ -287,7 +287,7 @@ class Session:
             out with a warning.
         every : int (default: 0)
             Samples between two evaluations, rounded to whole epochs of the session's sampler; 0:
-            one epoch.
+            one epoch. The setting ``evaluate-every-epochs`` takes precedence, unless it is 1.
         metric : str (default: "accuracy")
             The figure by which models are compared. The run ends if an evaluation lacks it.
         mode : {"max", "min"} (default: "min" if the name of the metric has "loss", else "max")

@@ -285,8 +285,8 @@ class BiasedLocalSGD(FedAvg):
         Raises
         ------
         AggregationError
-            If no worker succeeded in three rounds in a row, or in the whole budget. The round is
-            recorded first, so a resumed run continues with other samples.
+            If no worker succeeded in three rounds in a row, or in the whole budget, or all raised
+            UsageError. The round is recorded first, so a resumed run continues with other samples.
         """
         assert self.round is not None, "aggregate_train was called before configure_train"
         round = self.round
@@ -303,7 +303,9 @@ class BiasedLocalSGD(FedAvg):
         self.connector.note_round(round, outcomes)
         self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
         trained_nothing = not self.planner.samples_trained and self.planner.budget_share() >= 1
-        if self._rounds_lost >= MOST_FAILURES or trained_nothing:
+        refused = [o for o in outcomes if o.failure and "UsageError: " in o.failure.brief]
+        all_refuse = len(refused) == len(outcomes) > 0
+        if self._rounds_lost >= MOST_FAILURES or trained_nothing or all_refuse:
             reasons = "; ".join(
                 f"{o.worker.label}: {o.failure.brief if o.failure else 'no step'}" for o in outcomes
             )

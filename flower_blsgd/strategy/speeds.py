@@ -30,7 +30,7 @@ from .messages import Address, answer_of, node_messages, read_answer, replies_to
 from .patience import MULTIPLE_OF_START
 from .planner import Planner
 from .round import Outcome, Round
-from .workers import UNKNOWN_NODE, Worker, WorkerRegistry
+from .workers import WorkerRegistry
 
 _LOG = logging.getLogger(__name__)
 _PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own strategies
@@ -104,10 +104,11 @@ class Connector:
         new = sorted(online - self._queried_nodes)
         if not registry.begun:
             began = time.monotonic()
-            failed = [worker for worker in self._query(grid, new) if worker.trains]
+            self._query(grid, new)
             seconds = time.monotonic() - began
             if seconds < _FIRST_QUERY_SECONDS:  # all nodes answered
                 registry.start_seconds = seconds
+            failed = [w for w in registry.workers if w.trains and w.never_started]
             able, lost = map(len, map(self.planner.training, (registry.active, failed)))
             if able < min(self.min_workers, able + lost):
                 raise UsageError(
@@ -155,8 +156,7 @@ class Connector:
         labels: dict[str, list[str]] = {}
         for worker in self.registry.workers:
             if worker.trains and worker not in self.registry.active:
-                never = worker.start_failure if worker.node_id == UNKNOWN_NODE else None
-                reason = worker.excluded or never or "its node is gone"
+                reason = worker.excluded or worker.never_started or "its node is gone"
                 labels.setdefault(reason, []).append(worker.label)
         return "; ".join(f"{', '.join(its)}: {reason}" for reason, its in labels.items())
 
@@ -238,11 +238,8 @@ class Connector:
         self.registry.assign_tiers()
         planner.check(planner.workers)
 
-    def _query(self, grid: Grid, nodes: Sequence[int]) -> list[Worker]:
-        """Query nodes, register new workers, and readmit excluded workers that answer.
-
-        Returns those that failed to answer their first query.
-        """
+    def _query(self, grid: Grid, nodes: Sequence[int]) -> None:
+        """Query nodes, register new workers, and readmit excluded workers that answer."""
         registry = self.registry
         level = logging.ERROR if set(nodes) - self._queried_nodes else logging.DEBUG
         seconds = _FIRST_QUERY_SECONDS
@@ -267,7 +264,7 @@ class Connector:
                 worker.excluded = ""
                 _LOG.info("%s answers and takes part again", worker.label)
         self._speeds_are_due |= bool(found)
-        return registry.register(found, failed)
+        registry.register(found, failed)
 
     def _wait(self, grid: Grid) -> set[int]:
         logged = -1
@@ -279,23 +276,24 @@ class Connector:
         return online
 
     def _measure_speeds(self, grid: Grid, first_new: int) -> None:
-        registry, batch_size = self.registry, self.planner.batch_size
+        registry, planner, batch_size = self.registry, self.planner, self.planner.batch_size
         known = [w for w in registry.active if w.profile.device != UNKNOWN_DEVICE]
-        by_speed = self.planner.step_policy.needs_speeds
+        by_speed = planner.step_policy.needs_speeds
         needed = any(not w.profile.tier or (by_speed and not w.profile.steps) for w in known)
         due, self._speeds_are_due = self._speeds_are_due, False
-        in_rounds = self.planner.measures_in_rounds  # also of a worker that failed until now
-        if not (due or in_rounds) or not (needed or self.clock == "device"):
-            return
         unknown = [w for w in known if not w.profile.seconds_per_step]
-        if in_rounds and self.planner.training(unknown):
-            self.planner.measured = self.planner.measured or {}
-            if self.clock == "device" and not self.planner.epoch:
+        if not (needed or self.clock == "device"):
+            return
+        if planner.measures_in_rounds:
+            if planner.training(unknown):  # also of a worker that failed until now
+                planner.measured = planner.measured or {}
+            if planner.measured is not None and self.clock == "device" and not planner.epoch:
                 raise UsageError(
                     'clock = "device" needs the speed of each worker alone, but scripts are '
                     "measured while all train; give every worker seconds-per-step="
                 )
-        if in_rounds:
+            return
+        if not due:
             return
         if self.clock == "wall":  # workers measured before compute, too, as in a round
             groups = [[*unknown, *(w for w in registry.active if w.measured)]] if unknown else []

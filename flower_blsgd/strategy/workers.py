@@ -131,6 +131,11 @@ class Worker:
         return self.profile.role == "train"
 
     @property
+    def never_started(self) -> str:
+        """Reason why the worker has never started; empty if it has."""
+        return self.start_failure if self.start_failure and self.node_id == UNKNOWN_NODE else ""
+
+    @property
     def address(self) -> Address:
         """Current node id and local rank."""
         return self.node_id, self.local_rank
@@ -278,13 +283,13 @@ class WorkerRegistry:
         self,
         found: Mapping[Address, WorkerProfile],
         failed: Sequence[tuple[WorkerProfile, int | None, Failure]] = (),
-    ) -> list[Worker]:
+    ) -> None:
         """Add new workers, and recognize workers that return; these keep their index.
 
         A worker of a checkpoint also keeps its speed, unless its profile has changed. UsageError if
         a worker cannot take part and is one of the first, or one of a checkpoint. `failed` has the
         profile, as far as it is known, the local rank and the failure of workers that did not
-        start, which are returned.
+        start.
         """
         first_new = len(self.workers)
         started, resumed = self.begun, first_new > 0 and not self.begun
@@ -316,7 +321,8 @@ class WorkerRegistry:
                 index = len(self.workers)
                 self.workers.append(Worker(index, node_id, profile, local_rank=local_rank))
         self.begun = bool(self.workers)
-        lost = [self._add_failed(*one) for one in failed]
+        for profile, local_rank, failure in failed:
+            self._note_start_failure(profile, local_rank, failure)
         self.assign_tiers(first_new)
         if not started:
             if self.workers and not any(worker.trains for worker in self.workers):
@@ -324,12 +330,11 @@ class WorkerRegistry:
             for worker in self.workers:
                 if reason := self.mismatch(worker.profile, worker.local_rank):
                     raise UsageError(f"worker {worker.label} {reason}")
-        return lost
 
-    def _add_failed(
+    def _note_start_failure(
         self, profile: WorkerProfile, local_rank: int | None, failure: Failure
-    ) -> Worker:
-        """Record the failure of a worker at its start, and return it."""
+    ) -> None:
+        """Record the failure of a worker at its start."""
         _, worker = self._known(profile, local_rank)
         if worker is None:
             index, fast = len(self.workers), profile.tier != "slow"
@@ -339,7 +344,6 @@ class WorkerRegistry:
         worker.note_failure(f"{failure.kind}{STARTING}")
         reason = failure.reason.rstrip() or failure.brief
         _LOG.error("%s does not take part: %s", worker.label, reason)
-        return worker
 
     def _known(
         self, profile: WorkerProfile, local_rank: int | None

@@ -1,6 +1,7 @@
 """What the launcher makes of the answers of scripts that join, also of broken ones."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -59,6 +60,12 @@ def test_what_the_main_script_told_its_session_decides(
     assert (config.batch_size, work.num_samples) == (batch_size, epoch)
     assert config.evaluate_every_epochs == every_epochs
     assert bool(work.num_test) == (told.get("every", -1) >= 0)
+
+
+def test_setting_decides_when_to_evaluate_unless_it_has_its_default() -> None:
+    config = replace(CONFIG, evaluate_every_epochs=2)
+    grid = InProcessGrid({10: OTHER, 20: node(lambda: content(every=1750))})
+    assert launch._workload(grid, config)[1].evaluate_every_epochs == 2
 
 
 def test_script_that_does_not_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

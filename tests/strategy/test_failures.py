@@ -178,6 +178,27 @@ def test_round_that_nobody_completed_is_given_up_and_the_third_in_a_row_ends_the
     assert line.count(KINDS[fault][1]) == 3
 
 
+@pytest.mark.parametrize("refusing", [1, 3])
+def test_round_in_which_all_workers_refuse_their_work_ends_the_run(
+    refusing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another round would end like it: a script's buffer changed, say."""
+    raised = TRACEBACK.replace("\nRuntimeError: ", f"\n{UsageError.__module__}.UsageError: ")
+    monkeypatch.setattr("tests.in_process_grid.TRACEBACK", raised)
+    grid = InProcessGrid(three())
+    for worker in range(refusing):
+        grid.fail_at(worker, 2, "raises")
+    run = Run(grid)
+    if refusing < 3:
+        assert len(run.play(epochs=1).records) == 6
+        return
+    with pytest.raises(
+        AggregationError, match=r"round 2: .*\(cpu:0\): .*UsageError: the fan stands still; "
+    ):
+        run.play(epochs=1)
+    assert len(run.records) == 2
+
+
 # --- too few workers
 
 
