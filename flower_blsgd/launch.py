@@ -16,7 +16,7 @@ from rich.console import Console
 
 from .config import RunConfig, task_of_script
 from .errors import UsageError
-from .grids.features import features_of
+from .grids.fork_server import UNKNOWN_EXIT_CODE
 from .grids.local_grid import LocalGrid
 from .grids.mailbox import MailboxGrid
 from .grids.worker_process import death
@@ -30,7 +30,6 @@ from .protocol import (
     EvaluateOrder,
     EvaluateReport,
     Failure,
-    ProtocolError,
     SessionInfo,
 )
 from .protocol.records import records_of
@@ -140,7 +139,8 @@ def _end_scripts(grid: Grid, recorder: RunRecorder, arrays: ArrayRecord) -> None
     if isinstance(grid, LocalGrid):
         grid.end_restarts()
     orders = [Message(RecordDict({ARRAYS: arrays}), n, QUERY_END) for n in grid.get_node_ids()]
-    answers = {n: answer_of(reply) for n, reply in replies_to(grid, orders, None).items()}
+    replies = replies_to(grid, orders, _JOIN_SECONDS)  # one may have started again
+    answers = {n: answer_of(reply) for n, reply in replies.items()}
     taken = [n for n, a in answers.items() if not isinstance(a, Failure) or a.kind == "died"]
     replies = replies_to(grid, [Message(RecordDict(), n, QUERY_END) for n in taken], None)
     codes = grid.end_programs(_END_SECONDS) if isinstance(grid, LocalGrid) else {}
@@ -149,7 +149,7 @@ def _end_scripts(grid: Grid, recorder: RunRecorder, arrays: ArrayRecord) -> None
         answer, code = answer_of(replies.get(node_id)), codes.get(node_id)
         if isinstance(answer, Failure) and not (answer.kind == "died" and code == 0):
             failures[node_id] = answer
-        elif code:
+        elif code and code != UNKNOWN_EXIT_CODE:
             failures[node_id] = Failure("died", f"its process {death(code)}")
     if failures:
         failed = ScriptFailedError(recorder.add_last_failures(failures))
@@ -174,10 +174,8 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
     queries = [Message(RecordDict(), node_id, QUERY_JOIN) for node_id in nodes]
     replies = replies_to(grid, queries, _JOIN_SECONDS)
     answers = [read_answer(replies.get(node_id), None, _read_join) for node_id in nodes]
-    found = [a for a in answers if not isinstance(a, Failure) and a[0].is_main]
+    found = [a for a in answers if a and not isinstance(a, Failure)]
     if not found:
-        if workers := features_of(grid).workers:
-            answers = [answers[_main_rank(workers)]]
         reasons = {
             a.brief if a.kind != "late" else _LATE for a in answers if isinstance(a, Failure)
         }
@@ -230,14 +228,16 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
     return work, config
 
 
-def _read_join(content: RecordDict) -> tuple[SessionInfo, ArrayRecord]:
-    """Return what a script has told its session, and the main worker's model, which is checked."""
-    info = SessionInfo.from_content(content)
-    arrays = records_of(content, ArrayRecord).get(ARRAYS, ArrayRecord())
-    if info.is_main and not arrays:
-        raise ProtocolError("it sent no model")
+def _read_join(content: RecordDict) -> tuple[SessionInfo, ArrayRecord] | None:
+    """Return what the main worker's script has told its session, and its checked model.
+
+    None for another worker, which sends no model.
+    """
+    arrays = records_of(content, ArrayRecord).get(ARRAYS)
+    if not arrays:
+        return None
     ModelShape(arrays).checked(arrays)
-    return info, arrays
+    return SessionInfo.from_content(content), arrays
 
 
 def _metrics(report: EvaluateReport, metric_name: str) -> MetricRecord:

@@ -40,7 +40,7 @@ _PRELOAD = ("flwr.clientapp", "torch._dynamo", f"{__package__}.worker_process")
 """Imports that all workers share. torch's optimizers import ``torch._dynamo`` on creation."""
 
 _EXIT_CODE_SECONDS = 2.0
-_UNKNOWN_EXIT_CODE = 255
+UNKNOWN_EXIT_CODE = 255
 """The code that multiprocessing reports after the fork server has ended."""
 
 PROCESSES = threading.RLock()
@@ -143,7 +143,7 @@ class StartedProcess:
         elif self._code is None and wait([self.fd], seconds):
             # Its parent reports the exit code a moment later, unless the parent is gone.
             code = self._polled(_EXIT_CODE_SECONDS)
-            self._code = _UNKNOWN_EXIT_CODE if code is None else code
+            self._code = UNKNOWN_EXIT_CODE if code is None else code
         return self._code
 
     def _polled(self, seconds: float | None) -> int | None:

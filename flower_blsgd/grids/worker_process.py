@@ -211,11 +211,8 @@ def serve(
         return
     except Exception:
         handle = functools.partial(_refuse, traceback.format_exc())
-    answering, told = threading.Lock(), threading.Event()
-    arguments = channel, handle, pool, answering, told
     if program is None:
-        _answer(*arguments)
-        if told.is_set():
+        if _answer(channel, handle, pool):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(1)  # destructors may fail if the accelerator does
@@ -223,63 +220,50 @@ def serve(
 
     def answer() -> None:
         try:
-            _answer(*arguments)
+            told = _answer(channel, handle, pool)
         except BaseException:  # else nobody would answer
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
-        if not told.is_set() and not returned.wait(_RETURN_SECONDS):
+        if not told and not ended.wait(_RETURN_SECONDS):
             INTERRUPTED.set()
             os.killpg(0, signal.SIGINT)  # as Ctrl-C in a terminal
-        told.set()
 
-    returned, code = threading.Event(), 0
+    ended, code = threading.Event(), 0
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     try:
         program(context)
-        returned.set()
-        thread.join()
     except BaseException as error:  # also SystemExit of a script
-        told.wait(_LAST_REPLY_SECONDS)
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-    with answering:
-        pass
+    ended.set()
+    thread.join(_LAST_REPLY_SECONDS if code else None)
     # The end of an interpreter: threads, exit functions, files, child processes. A child of
     # multiprocessing would skip most of it.
-    ctypes.pythonapi.Py_Exit(code)
+    ctypes.pythonapi.Py_Exit(0 if INTERRUPTED.is_set() else code)
 
 
-def _answer(
-    channel: Channel,
-    handle: Handler,
-    pool: BufferPool,
-    answering: threading.Lock,
-    told: threading.Event,
-) -> None:
-    """Answer messages until the server closes the pipe; hold a lock during each message.
+def _answer(channel: Channel, handle: Handler, pool: BufferPool) -> bool:
+    """Answer messages until the server closes the pipe; True after a reply that ends this process.
 
-    It sets `told` and returns after a reply that says that this process ends. OSError if the pipe
-    cannot be used here, as with too many open files.
+    OSError if the pipe cannot be used here, as with too many open files.
     """
     while True:
         try:
             message: Message = channel.receive()
         except (EOFError, ConnectionError):
-            return
-        with answering:
-            reply = handle(message)
-            payload = _packed(reply, message, pool)
-            is_last = reply.has_error() and reply.error.code == PROCESS_ENDS
-            del message, reply  # so that the server can reuse their memory
-            try:
-                channel.send(payload)
-            except ConnectionError:  # the server has ended
-                return
-            del payload
-            if is_last:
-                told.set()
-                return
+            return False
+        reply = handle(message)
+        payload = _packed(reply, message, pool)
+        is_last = reply.has_error() and reply.error.code == PROCESS_ENDS
+        del message, reply  # so that the server can reuse their memory
+        try:
+            channel.send(payload)
+        except ConnectionError:  # the server has ended
+            return False
+        del payload
+        if is_last:
+            return True
 
 
 def _refuse(reason: str, message: Message) -> Message:

@@ -19,9 +19,8 @@ _MOST_SAMPLES = 2**31 - 1
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """Settings that the script of a worker gave its session.
+    """Settings that the main worker's script gave its session.
 
-    - `is_main`: whether the worker is the main one, whose model all begin with.
     - `num_samples`: size of the data set of the session's sampler; 0 without one.
     - `batch_size`: samples of the first step, if it came before the first order; else 0.
     - `evaluate_every`: samples between two evaluations; 0 for one epoch, -1 without a function to
@@ -32,7 +31,6 @@ class SessionInfo:
     - `parameter_names`: those that are sent.
     """
 
-    is_main: bool
     num_samples: int = field(metadata={"limits": 0})
     batch_size: int = field(metadata={"limits": 0})
     evaluate_every: int = field(metadata={"limits": -1})

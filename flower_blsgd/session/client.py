@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from zipfile import is_zipfile
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..data.source import repair_torchvision
@@ -48,16 +48,19 @@ def _run_script(context: Context) -> None:
     """Run the user's script as ``__main__``, in a process that sees its own card only."""
     import torch
 
-    is_late = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]
-    if OWN_DEVICE not in os.environ and not is_late:  # on a SuperNode
-        os.environ.update(visible_card(str(context.node_config.get("device", ""))))
-    worker, config, node = worker_of(context), context.run_config, context.node_config
-    line = shlex.split(str(config.get(SCRIPT) or node[SCRIPT]))
-    rank = int(node.get("partition-id", 0))
-    seed, batch_size = int(config["seed"]), int(config["batch-size"])
-    is_main = rank == int(config.get(MAIN_RANK, 0))
-    exchange = Exchange(worker, rank, seed, batch_size, is_main)
-    HERE.exchange = exchange
+    try:
+        is_late = torch.cuda.is_initialized()  # type: ignore[no-untyped-call,unused-ignore]
+        if OWN_DEVICE not in os.environ and not is_late:  # on a SuperNode
+            os.environ.update(visible_card(str(context.node_config.get("device", ""))))
+        worker, config, node = worker_of(context), context.run_config, context.node_config
+        line = shlex.split(str(config.get(SCRIPT) or node[SCRIPT]))
+        rank = int(node.get("partition-id", 0))
+        seed, batch_size = int(config["seed"]), int(config["batch-size"])
+        is_main = rank == int(config.get(MAIN_RANK, 0))
+        exchange = HERE.exchange = Exchange(worker, rank, seed, batch_size, is_main)
+    except Exception as error:  # such as a missing device
+        _started.set_exception(error)
+        raise
     _started.set_result(exchange)
     repair_torchvision()
     try:
@@ -114,37 +117,38 @@ def profile(message: Message, context: Context) -> Message:
 
     Its speed is measured in the first rounds, whose work counts.
     """
-    info = _exchange().joined.result().info
+    info = _started.result().joined.result().info
     return answer_profile(message, context, info.data_fingerprint, 0.0, info.fingerprint)
 
 
 @app.query(SCRIPT_JOIN)
 def joined(message: Message, context: Context) -> Message:
-    """Reply with what the script has told its session, and with its initial model."""
-    joined = _exchange().joined.result()
-    is_main = joined.info.is_main  # the others' models are not needed
-    arrays = joined.arrays() if is_main else ArrayRecord()
-    return Message(joined.info.to_records(arrays), reply_to=message)
+    """Reply with what the main worker's script has told its session, and with its initial model."""
+    exchange, content = _started.result(), RecordDict({CONFIG: ConfigRecord()})
+    if exchange.is_main:  # else nothing is needed, also of a script that takes its time
+        joined = exchange.joined.result()
+        content = joined.info.to_records(joined.arrays())
+    return Message(content, reply_to=message)
 
 
 @app.query("momentum")
 def momentum(message: Message, context: Context) -> Message:
     """Reply with the state of the script's optimizer, for a checkpoint."""
-    kept = _exchange().joined.result().momentum()
+    kept = _started.result().joined.result().momentum()
     return Message(RecordDict({MOMENTUM: kept}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Reply with the script's model after the steps of an order."""
-    report: TrainReport = _exchange().do(Train(TrainOrder.from_message(message)))
+    report: TrainReport = _started.result().do(Train(TrainOrder.from_message(message)))
     return report.to_reply(message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Reply with the figures of the script's function."""
-    report: EvaluateReport = _exchange().do(Evaluate(EvaluateOrder.from_message(message, 1)))
+    report: EvaluateReport = _started.result().do(Evaluate(EvaluateOrder.from_message(message, 1)))
     return report.to_reply(message)
 
 
@@ -152,11 +156,7 @@ def evaluate(message: Message, context: Context) -> Message:
 def end(message: Message, context: Context) -> Message:
     """Hand over the final model if there is one, else reply when the script has ended."""
     if arrays := message.content.array_records.get(ARRAYS):
-        _exchange().do(End(arrays))
+        _started.result().do(End(arrays))
     else:
-        _exchange().ended.result()
+        _started.result().ended.result()
     return Message(RecordDict({CONFIG: ConfigRecord()}), reply_to=message)
-
-
-def _exchange() -> Exchange:
-    return _started.result()

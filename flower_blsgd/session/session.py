@@ -351,7 +351,6 @@ class Session:
         self._exchange.ready(
             Joined(
                 SessionInfo(
-                    is_main=self.is_main,
                     num_samples=self._sampler_size,
                     batch_size=batch_size,
                     evaluate_every=self._evaluate_every,

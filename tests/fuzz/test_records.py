@@ -35,7 +35,7 @@ WEIGHTS = np.array([1, 2, 0, 1, 1, 1], np.float32)
 ORDER = order_of(momentum=toy_arrays(3.0), momentum_policy="average", sample_weights=WEIGHTS)
 SUM = SumOrder((0.25, 0.75), (toy_arrays(1.0), toy_arrays(5.0)))
 SLICE = EvaluateOrder(3, 4, 10, toy_arrays(1.0))
-INFO = SessionInfo(True, 600, 8, 50, "accuracy", "max", "0f", ["weight"])
+INFO = SessionInfo(600, 8, 50, "accuracy", "max", "0f", ["weight"])
 ORDERS = {0: ORDER.to_records(), 1: order_of().to_records()}
 
 

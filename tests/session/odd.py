@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,9 @@ def main(oddities: set[str]) -> None:
         if rank == 0:
             sys.exit(3)
         raise OSError(28, "No space left on device")
+    server = multiprocessing.parent_process()
+    if "orphan" in oddities and server and server.pid != os.getppid():
+        os.kill(os.getppid(), signal.SIGKILL)  # the fork server
     if "quit" in oddities:
         os._exit(rank)
 

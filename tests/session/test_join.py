@@ -1,10 +1,11 @@
 """What the launcher makes of the answers of scripts that join, also of broken ones."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +13,11 @@ from flower_blsgd import launch
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.protocol import CONFIG as SETTINGS
 from flower_blsgd.protocol import SessionInfo
 from flower_blsgd.run import Workload, make_strategy
+from flower_blsgd.session import client
+from flower_blsgd.session.exchange import Exchange
 
 from ..fuzz.mutations import hostile, thoroughly
 from ..in_process_grid import Handler, InProcessGrid, toy_arrays
@@ -22,12 +26,10 @@ from ..refusal import refusal
 CONFIG = RunConfig(task="train.py", batch_size=32, epochs=1, evaluate_every_epochs=1)
 
 
-def content(
-    is_main: bool = True, samples: int = 600, batch: int = 0, every: int = -1
-) -> RecordDict:
+def content(samples: int = 600, batch: int = 0, every: int = -1) -> RecordDict:
     metric = ("accuracy", "max") if every >= 0 else ("", "")
-    info = SessionInfo(is_main, samples, batch, every, *metric, "0f", ["weight"])
-    return info.to_records(toy_arrays() if is_main else ArrayRecord())
+    info = SessionInfo(samples, batch, every, *metric, "0f", ["weight"])
+    return info.to_records(toy_arrays())
 
 
 def node(make: Callable[[], RecordDict]) -> Handler:
@@ -38,7 +40,8 @@ def workload(*handlers: Handler) -> tuple[Workload, RunConfig]:
     return launch._workload(InProcessGrid(dict(enumerate(handlers, 10))), CONFIG)
 
 
-OTHER = node(lambda: content(is_main=False))
+CONTEXT = Context(1, 2, {"device": "cpu:9999", "script": "train.py"}, RecordDict(), {})
+OTHER = node(lambda: RecordDict({SETTINGS: ConfigRecord()}))
 
 
 @pytest.mark.parametrize(
@@ -75,19 +78,19 @@ def test_script_that_does_not_step_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert "no node has partition-id=0" in refusal(workload, OTHER, OTHER)
 
 
-def test_reason_is_that_of_the_main_worker_only() -> None:
-    """The other one may have failed for a reason of its own, which is not what to repair first."""
+def test_another_worker_that_takes_its_time_or_cannot_begin_does_not_delay_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: Future[Exchange] = Future()
+    started.set_result(Exchange(WorkerSpec("cpu"), 1, 0, 8, is_main=False))
+    monkeypatch.setattr(client, "_started", started)
+    work, _ = workload(node(content), lambda message, _: client.joined(message, CONTEXT))
+    assert work.num_samples == 600
 
-    def fails(reason: str) -> Handler:
-        def handle(message: Message, node_id: int) -> Message:
-            raise UsageError(reason)
-
-        return handle
-
-    grid = InProcessGrid({10: fails("no license"), 11: fails("no data")})
-    assert refusal(launch._workload, grid, CONFIG).endswith("main worker: no data; no license")
-    grid.workers = WorkerSpec("cpu", (0,), tier="slow"), WorkerSpec("cpu", (1,), tier="fast")
-    assert refusal(launch._workload, grid, CONFIG).endswith("main worker: no data")
+    monkeypatch.setattr(client, "_started", Future())
+    line = refusal(client._run_script, CONTEXT)
+    assert "core 9999 of cpu:9999 is not available" in line
+    assert refusal(client.joined, None, CONTEXT) == line  # else it would wait for ever
 
 
 @thoroughly(5)

@@ -45,7 +45,8 @@ def launched(
 def test_a_loss_alone_is_the_metric_and_smaller_is_better(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = launched("loss", 1)
+    """That its exit code is unknown, because the fork server was killed, is no failure."""
+    run = launched("loss orphan", 1)
     names = ("metric_name", "metric_mode", "metric", "best_metric", "loss", "accuracy")
     assert [run.summary[name] for name in names] == ["loss", "min", 2.0, 1.0, 2.0, None]
     assert (run.folder.path / "best_model.safetensors").is_file()
