@@ -58,9 +58,7 @@ def _launch(options: argparse.Namespace) -> None:
     values, file_name = run_config(app, options.run_config, options.set)
     values["resume"] = resume or values["resume"]
     values["workers"] = options.workers or values["workers"]
-    budgets = {name: getattr(options, name) for name in _BUDGETS}
-    budgets = {name: limit for name, limit in budgets.items() if limit is not None}
-    values.update(budgets)
+    values |= {name: n for name in _BUDGETS if (n := getattr(options, name)) is not None}
     given = any(values[name] for name in _BUDGETS)
     if given and not resume and values["epochs"] == app.config["epochs"]:
         values["epochs"] = NO_LIMIT

@@ -123,7 +123,7 @@ def _supernode(options: argparse.Namespace) -> None:
 
 
 def _show(line: str) -> None:
-    print(line, flush=True)
+    print(f"{line}\n", end="", flush=True)  # at once: nodes have threads
 
 
 # --- commands -----------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import functools
 import importlib
-import importlib.abc
 import inspect
 import itertools
 import logging
@@ -459,12 +458,13 @@ def import_torchvision() -> Any:
 
 def repair_torchvision() -> None:
     """Let imports of torchvision succeed in this process as `import_torchvision` does."""
-    if not any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _TorchvisionFinder())
+    if _TorchvisionFinder not in sys.meta_path:
+        sys.meta_path.insert(0, _TorchvisionFinder)
 
 
-class _TorchvisionFinder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+class _TorchvisionFinder:
+    @staticmethod
+    def find_spec(name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         """Return a spec whose loader declares missing operators when the import fails."""
         spec = PathFinder.find_spec(name, path, target) if name == "torchvision" else None
         if spec is None or spec.loader is None:

@@ -260,7 +260,7 @@ class WorkerNode:
         with self._lock:
             self._closing, process = True, self._process
             if process is not None:
-                process.terminate()
+                process.kill()
             self._waiting.put(None)
 
     def finish_close(self) -> None:
@@ -332,7 +332,7 @@ class WorkerNode:
         with self._lock:
             self._process = process
             if self._closing:  # `finish_close` waits for this thread
-                process.terminate()
+                process.kill()
         return process
 
     def _bury(self, *seconds: float) -> str:

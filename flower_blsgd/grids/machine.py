@@ -201,22 +201,17 @@ def format_ids(ids: Sequence[int]) -> str:
 # --- memory -----------------------------------------------------------------------------------
 
 _CGROUPS = (
-    # (limit, used, statistics), of version 2 and of version 1
-    tuple(
-        Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current", "memory.stat")
-    ),
-    tuple(
-        Path("/sys/fs/cgroup/memory") / name
-        for name in ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
-    ),
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
+"""Folder, limit and used bytes, of version 2 and of version 1."""
 
 
 def free_bytes() -> int | None:
     """Return the bytes of free memory, within a container's limit; None if unknown."""
     on_machine = _value_in(_MEMINFO, "MemAvailable")  # such as "8123456 kB"
     amounts = [int(on_machine.split()[0]) * 1024] if on_machine else []
-    in_groups = (_free_in_group(*files) for files in _CGROUPS)
+    in_groups = (_free_in_group(*group) for group in _CGROUPS)
     return min((*amounts, *(free for free in in_groups if free is not None)), default=None)
 
 
@@ -245,13 +240,14 @@ def format_bytes(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
-def _free_in_group(limit: Path, used: Path, statistics: Path) -> int | None:
+def _free_in_group(group: Path, limit: str, used: str) -> int | None:
     try:
-        lines = [line.split() for line in statistics.read_text().splitlines()]
+        lines = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
         # Cached pages of files that are no longer read: the kernel reclaims them on demand.
         names = ("inactive_file", "total_inactive_file")
         cached = max((int(count) for name, count in lines if name in names), default=0)
-        return max(0, int(limit.read_text()) - int(used.read_text()) + cached)
+        limit, used = ((group / name).read_text() for name in (limit, used))
+        return max(0, int(limit) - int(used) + cached)
     except (OSError, ValueError):  # no such group, or "max": no limit
         return None
 

@@ -141,12 +141,8 @@ class WorkerProcess:
         """Wait for the exit code, negative for a signal; None if it still runs after `seconds`."""
         return self._process.wait(seconds)
 
-    def terminate(self) -> None:
-        """Kill the process and its children."""
-        self._process.kill()
-
     def kill(self) -> None:
-        """Kill a process that is late; `receive` fails."""
+        """Kill the process and its children; `receive` fails."""
         self.killed = True
         self._process.kill()
 
@@ -167,7 +163,7 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process, wait for it, and release its resources. Safe to repeat in any thread."""
         with self._closing:
-            self.terminate()
+            self._process.kill()
             self._process.wait()
             self._channel.close()
             self._listener.join(_LAST_WORDS_SECONDS)

@@ -202,15 +202,8 @@ DEVICES = "devices"
 WORKERS_ON_DEVICE = "workers-on-device"
 """Key of a node config: number of workers that share the memory of an accelerator; 1 by default."""
 
-_NODE_KEYS = (
-    "device",
-    DEVICES,
-    WORKERS_ON_DEVICE,
-    "partition-id",
-    "num-partitions",
-    "superlink",
-    "script",
-)
+_NODE_KEYS = {"device", DEVICES, WORKERS_ON_DEVICE, "partition-id", "num-partitions"}
+_NODE_KEYS |= {"superlink", "script"}
 
 
 def worker_from_node_config(node_config: NodeConfig, machine: Machine | None = None) -> WorkerSpec:

@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from zipfile import is_zipfile
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -93,9 +92,6 @@ def _run_as_python(script: str, *arguments: str) -> None:
         del sys.argv[0]
         sys.path.insert(0, str(Path.cwd()))
         runpy._run_module_as_main(arguments[0])  # type: ignore[attr-defined]
-    elif is_zipfile(script):
-        sys.path.insert(0, script)
-        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
     else:
         file = str(Path(script).absolute())
         sys.path.insert(0, str(Path(script).resolve().parent))
