@@ -7,6 +7,7 @@ import importlib
 import inspect
 import itertools
 import logging
+import mimetypes
 import os
 import re
 import sys
@@ -546,15 +547,20 @@ def _files_below(
     above |= {(status.st_dev, status.st_ino)}
     with os.scandir(folder) as entries:
         for entry in entries:
-            path, hidden = f"{prefix}{entry.name}", entry.name.startswith(".")
+            path = f"{prefix}{entry.name}"
             if entry.is_dir():
                 if entry.name not in _NOT_DATA:
                     yield f"{path}/", ""
                     yield from _files_below(Path(entry.path), f"{path}/", above)
-            # A hidden file may be an image, but not what macOS or an editor writes.
-            elif not hidden or (os.path.splitext(path)[1] and not entry.name.startswith("._")):
+            elif not entry.name.startswith(".") or _is_hidden_image(entry.name):
                 status = entry.stat()
                 yield path, f"{status.st_size} {status.st_mtime_ns}"
+
+
+def _is_hidden_image(name: str) -> bool:
+    """Return whether a hidden file is an image, and not what macOS or an editor writes."""
+    kind = mimetypes.guess_type(name)[0] or ""
+    return kind.startswith("image/") and not name.startswith(("._", ".#"))
 
 
 def is_hf_hub_name(name: str) -> bool:

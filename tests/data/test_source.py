@@ -214,7 +214,9 @@ def test_state_changes_with_every_file(tmp_path: Path) -> None:
         change()
         seen.append(source.state())
     assert len(set(seen)) == len(seen)
-    (folder / ".DS_Store").write_text("x")
+    for name in (".DS_Store", ".notes.csv.swp", ".~lock.notes.csv#"):
+        (folder / name).write_text("x")
+    (folder / ".#notes.csv").symlink_to("user@host.123")  # of Emacs
     (tmp_path / "link").symlink_to(folder)
     assert source.state() == source_of(tmp_path / "link").state() == seen[-1]
     assert source_of("").state() == "hub uoft-cs/cifar10"
