@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.progress_bar import ProgressBar
-from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +24,6 @@ _BAR_WIDTH = 22
 _PAUSE_SECONDS, _LONG_PAUSE_SECONDS = 15.0, 120.0
 """Pauses after which the view says how long there was no round, and what to do."""
 _BLOCKS = " ▁▂▃▄▅▆▇█"
-_IN_ASCII = str.maketrans(_BLOCKS + "░", " ..--==##.")
 
 
 def view(run: LiveRun) -> RenderableType:
@@ -40,19 +38,7 @@ def view(run: LiveRun) -> RenderableType:
         parts += [Text(), _workers(run, workers)]
     if run.summary is not None:
         parts += [Text(), *map(Text, _end(run, run.summary))]
-    return _Encodable(Constrain(Group(*parts), _WIDEST))
-
-
-class _Encodable:
-    """Draws with ASCII if the terminal's encoding has nothing else."""
-
-    def __init__(self, shown: RenderableType) -> None:
-        self._shown = shown
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self._shown, options):
-            text = segment.text.translate(_IN_ASCII) if options.ascii_only else segment.text
-            yield Segment(text, segment.style, segment.control)
+    return Constrain(Group(*parts), _WIDEST)
 
 
 # --- progress

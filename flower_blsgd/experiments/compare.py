@@ -50,9 +50,8 @@ def compare(
 
     With `vary`, values of one setting by its key, each algorithm is trained with each value.
 
-    A finished run is not repeated: the same call continues a comparison that was interrupted, and
-    one with more algorithms or seeds extends it. Unknown speeds are measured once for all runs.
-    Several processes may share the work in one folder.
+    The same call continues a comparison that was interrupted, and one with more algorithms or seeds
+    extends it; see `train_all`. Unknown speeds are measured once for all runs.
 
     The first algorithm with a finished run is the reference. `target` is an accuracy in (0, 1], or
     a value of the task's metric, whose time is compared; None: the best that every run reached.

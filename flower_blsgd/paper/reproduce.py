@@ -53,16 +53,10 @@ def reproduce(
 ) -> list[RepeatedCell]:
     """Train the runs of a reproduction on this machine, and write figures next to the paper's.
 
-    A finished run is not repeated: the same call continues a reproduction that was interrupted.
-    Several processes may share the work in one folder.
-
-    `name` is a key of `REPRODUCTIONS`. `scale` is the size of models and data; "full" is the
-    paper's. `mode` is "samples", epochs of N samples, or "table", epochs as the paper's tables
-    count them. Without `seeds`, each arm has seed 0 at the scale "smoke", else 0, 1 and 2. `only`
-    restricts the cells to data sets and gaps, such as ``"cifar10,32-16"``. `settings` returns the
-    settings of a cell, in kebab-case, with changes of the user. Everything is written to `folder`,
-    by default ``runs/reproduce-<name>-<scale>``, followed by ``-table`` in that mode. `log` takes
-    lines of progress, `show` the comparison of each cell that is finished.
+    `name`, `scale`, `mode`, `seeds`, `only` and `folder` are those of ``blsgd reproduce``.
+    `settings` returns the settings of a cell, in kebab-case, with changes of the user. `log` takes
+    lines of progress, `show` the comparison of each cell that is finished. Runs are trained as by
+    `train_all`.
 
     Every cell is returned; its `failed` names runs without figures. UsageError if an argument or a
     setting cannot be used, no cell can be trained, or the full scale needs more than the free

@@ -58,17 +58,6 @@ def test_snapshot_of_rounds_made_by_hand(digits: RunFolder, printed: Printed) ->
     assert lines[2] == "failures: fast-1 (cpu:1) died 1; last in round 2: the process died"
 
 
-def test_terminal_without_unicode(digits: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in two_rounds():
-        digits.add_round(each)
-    shown = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
-    assert main(["watch"]) == 0
-    sys.stdout.flush()
-    workers = [line.split() for line in shown.getvalue().decode("ascii").splitlines()]
-    assert [*["fast-0", "(cpu:0)", "train", "4", "8"], "#" * 15, "....", "69%", "19%"] in workers
-
-
 def test_snapshot_of_a_run(
     folder: Path,
     printed: Printed,
