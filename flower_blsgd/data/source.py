@@ -328,11 +328,14 @@ class DataSource:
         divided = any(_split_of(top[0]) for top in tops if len(top) > 1) or (
             bool(tops) and all(_split_of(top[0]) for top in tops)
         )
+        exact = {_SPLITS[top[0].lower()] for top in tops if top[0].lower() in _SPLITS}
         images, unread = set(self._images), set()
         splits: dict[str, dict[str, list[str]]] = {}  # paths of each class of each split
         for path, names in folders.items():
-            split = _split_of("".join(names[:1])) if divided else "train"
-            below = names[divided:]
+            top, below = "".join(names[:1]), names[divided:]
+            split = _split_of(top) if divided else "train"
+            if divided and split in exact and top.lower() not in _SPLITS:
+                split = ""  # such as "train_masks" next to "train"
             if path in images and not split:
                 unread.add(path)
             elif path in images:

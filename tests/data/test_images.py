@@ -151,7 +151,7 @@ def test_images_that_cannot_be_placed_are_named(tmp_path: Path) -> None:
         assert why in message
         assert f"'{own}/train/fox')" in message
         (own / "train" / "fox").unlink()
-    draw(own, "logo.png", "masks/0.png")
+    draw(own, "logo.png", "masks/0.png", "train_masks/cat/0.png", "old-test/dog/0.png")
     with captured_log() as log:
         assert ready(own).train[1].tolist() == [0, 1, 2]
     assert log.warnings == [f"{source}: images next to the splits are not used, such as logo.png"]
