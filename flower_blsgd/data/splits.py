@@ -167,7 +167,7 @@ def _bad_value(
 
 
 def _labels_as_read(source: DataSource, name: str, split: Any, column: str) -> list[Any]:
-    """Return the labels, None for a missing one; UsageError if they are not of one simple type."""
+    """Return the labels of a split, None for a missing one; UsageError if they differ in type."""
     labels = [
         None if label in (None, "") or (isinstance(label, float) and math.isnan(label)) else label
         for label in split["label"][:]

@@ -42,9 +42,9 @@ class Table:
         opening = f'<div class="wide"><table class="{"numbers" if self.header else "texts"}">'
         return f"{opening}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
-    def terminal(self, gap: int = 0) -> rich_table.Table:
-        """Return the table for a terminal of 100 columns; `gap` adds blanks after each column."""
-        table = rich_table.Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0))
+    def terminal(self) -> rich_table.Table:
+        """Return the table for a terminal of 100 columns."""
+        table = rich_table.Table(box=box.SIMPLE_HEAD, padding=0)
         first, *others = self.header
         table.add_column(first, no_wrap=True)
         for text in others:  # long figures may take two lines
@@ -53,7 +53,7 @@ class Table:
                 text, justify="right", no_wrap=not wraps, min_width=6 if wraps else None
             )
         for name, *cells in self.rows:
-            table.add_row(name if gap else fill(name, _NAME_WIDTH), *cells)
+            table.add_row(fill(name, _NAME_WIDTH), *cells)
         return table
 
 
