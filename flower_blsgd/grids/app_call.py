@@ -21,6 +21,9 @@ OUT_OF_MEMORY = 1001
 PROCESS_ENDS = 1002
 """Error code of a reply after which the worker's process ends and a new one starts."""
 
+REFUSED = 1003
+"""Error code of a reply with a `UsageError`."""
+
 _OWN_QUERIES = "query.profile", "query.momentum"  # mods expect the messages of a strategy
 _VIEWS = "blsgd_accepts_views"
 _PROGRAM = "blsgd_main_program"
@@ -135,6 +138,8 @@ def error_of(error: BaseException) -> Error:
     text = reason.encode(errors="backslashreplace").decode()  # protobuf refuses surrogates
     if isinstance(error, ProcessEndsError) or _accelerator_is_lost():
         return Error(PROCESS_ENDS, text)
+    if is_usage:
+        return Error(REFUSED, text)
     return Error(OUT_OF_MEMORY if is_out_of_memory(error) else RAISED, text)
 
 

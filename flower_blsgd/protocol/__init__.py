@@ -8,7 +8,7 @@ both little-endian; nothing is pickled.
 """
 
 from .evaluation import EvaluateOrder, EvaluateReport
-from .failure import Failure, FailureKind, NotFiniteError, ProtocolError
+from .failure import Failure, FailureKind, NotFiniteError, ProtocolError, Refusal
 from .hosts import HOST, HostOrders, HostReply
 from .profile import ProfileQuery, WorkerProfile
 from .records import (

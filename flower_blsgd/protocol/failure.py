@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from flwr.app import Error
 
 from ..errors import printable
-from ..grids.app_call import OUT_OF_MEMORY
+from ..grids.app_call import OUT_OF_MEMORY, REFUSED
 from ..grids.flower_internals import CRASHED, LATE, NODE_GONE, RAISED, has_no_handler
 
 FailureKind = Literal[
@@ -66,7 +66,7 @@ class Failure:
         """Return the failure of an error reply, or of an exception that a reply caused here."""
         if isinstance(error, Error):
             kind = "no handler" if has_no_handler(error) else _KINDS.get(error.code, "raised")
-            return cls(kind, error.reason or "")
+            return (Refusal if error.code == REFUSED else cls)(kind, error.reason or "")
         kind = error.kind if isinstance(error, ProtocolError) else ProtocolError.kind
         return cls(kind, str(error) or type(error).__name__)
 
@@ -97,3 +97,7 @@ class Failure:
         first = next(found, len(lines) - 1)
         rest = lines[first + 1 :] if lines[first].rstrip().endswith(":") else []  # a heading
         return " ".join(line.strip() for line in (lines[first], *rest[:1]))
+
+
+class Refusal(Failure):
+    """The `UsageError` of a ClientApp, which another order would raise again."""

@@ -27,9 +27,9 @@ from ..algorithm.selection import Selection
 from ..config import check_ranges
 from ..errors import UsageError
 from ..grids.array_records import view_record
-from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy, TrainOrder
+from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy, Refusal, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
-from .fit_loop import EpochEnd, fit
+from .fit_loop import EpochEnd, EvaluateFn, fit
 from .messages import Address
 from .patience import Patience
 from .planner import Planner
@@ -303,8 +303,7 @@ class BiasedLocalSGD(FedAvg):
         self.connector.note_round(round, outcomes)
         self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
         trained_nothing = not self.planner.samples_trained and self.planner.budget_share() >= 1
-        refused = [o for o in outcomes if o.failure and "UsageError: " in o.failure.brief]
-        all_refuse = len(refused) == len(outcomes) > 0
+        all_refuse = outcomes and all(isinstance(o.failure, Refusal) for o in outcomes)
         if self._rounds_lost >= MOST_FAILURES or trained_nothing or all_refuse:
             reasons = "; ".join(
                 f"{o.worker.label}: {o.failure.brief if o.failure else 'no step'}" for o in outcomes
@@ -364,15 +363,18 @@ class BiasedLocalSGD(FedAvg):
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int = 3,
-        *arguments: Any,
-        **named: Any,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
         """Train for a number of rounds with Flower's own loop; see Flower's `Strategy.start`.
 
         The budget of the learning rate schedule is `num_rounds`.
         """
         self.planner.budget_share = lambda: self.planner.rounds_total / num_rounds
-        return super().start(grid, initial_arrays, num_rounds, *arguments, **named)
+        configs = train_config, evaluate_config
+        return super().start(grid, initial_arrays, num_rounds, timeout, *configs, evaluate_fn)
 
     fit = fit
 
