@@ -107,6 +107,8 @@ def calls_of(tree: ast.AST) -> Iterator[tuple[str, set[str], set[str]]]:
                 accepted |= {field.name for field in dataclasses.fields(RunConfig)}
             if "fedavg_arguments" in parameters:
                 accepted |= inspect.signature(FedAvg).parameters.keys()
+            if name == "start":  # which passes the others on
+                accepted |= inspect.signature(FedAvg.start).parameters.keys()
             yield name, {keyword.arg for keyword in node.keywords if keyword.arg}, accepted
 
 

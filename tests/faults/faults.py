@@ -91,6 +91,9 @@ class _Failing:
         self._app, self._faults = app, faults
         self._last: Message | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._app, name)
+
     def __call__(self, message: Message, context: Context) -> Message:
         fault = self._fault_of(message)
         if fault is None:
