@@ -171,7 +171,7 @@ class WorkerSpec(WorkerOptions):
 
     @property
     def text(self) -> str:
-        """The worker in the form of the grammar: ``"cpu:0-3 fast slowdown=4"``."""
+        """Specification of the worker, such as ``"cpu:0-3 fast slowdown=4"``."""
         options = self.given_options()
         tier = [str(options.pop("tier"))] if self.tier else []
         texts = [
