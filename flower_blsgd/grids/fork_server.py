@@ -254,6 +254,8 @@ def _run_worker(
     """Run a program in its process, with the state of a freshly started process."""
     # Ctrl-C and the end of a terminal reach this process's children through the server only.
     os.setpgid(0, 0)
+    # Else the terminal stops such a group when it reads, and with `stty tostop` when it prints.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTIN, signal.SIGTTOU])
     _take_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVERS_OWN)
     if output is not None:

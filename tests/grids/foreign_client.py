@@ -88,6 +88,8 @@ def train(message: Message, context: Context) -> Message:
                 os._exit(0)
             os.kill(child, signal.SIGTERM)
             assert os.waitpid(child, 0)[1] == signal.SIGTERM
+        # Else a terminal would stop this process, which is not in its foreground group.
+        assert {signal.SIGTTIN, signal.SIGTTOU} <= signal.pthread_sigmask(signal.SIG_BLOCK, [])
     if what == "hold-the-gil":
         sum(range(10**12))  # one call of a C function that never lets another thread run
     if what == "lose-the-accelerator":
