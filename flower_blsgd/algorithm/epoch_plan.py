@@ -87,11 +87,6 @@ class EpochPlan:
                 deals.setdefault(worker, (sample_list, ends[-1], end - count, count))
         return deals
 
-    @property
-    def num_planned(self) -> int:
-        """Number of samples of all workers in an epoch of these rounds, with repetitions."""
-        return self.rounds * sum(self.shape.samples_per_round)
-
 
 def plan_epoch(
     *,

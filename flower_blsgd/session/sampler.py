@@ -50,8 +50,9 @@ class SessionSampler(Sampler[int]):
         They are known as long as no worker's steps change.
         """
         part, start, seed = (0, 0, 0), 0, self._session.run_seed
-        while (now := self._session.part_of_stream) is not None:
-            first, stride, count = now
+        while (order := self._session.order) is not None:
+            first, stride = order.stream_start, order.stream_stride
+            count = order.local_steps * order.batch_size
             if (first % stride, stride, count) != part:
                 part, start = (first % stride, stride, count), first
             yield from permutation_stream(seed, self._num_samples, start, count).tolist()

@@ -327,14 +327,6 @@ class Session:
         """The current order; None before the first one, and at the end."""
         return None if self._now is None else self._now.order
 
-    @property
-    def part_of_stream(self) -> tuple[int, int, int] | None:
-        """Start, stride and size of this worker's part of the stream; None at the end."""
-        order = self.order
-        if order is None:
-            return None
-        return order.stream_start, order.stream_stride, order.local_steps * order.batch_size
-
     # --- orders
 
     def _begin(self, batch_size: int) -> None:

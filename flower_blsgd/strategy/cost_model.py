@@ -79,7 +79,7 @@ def predict_run(
     return Prediction(
         tuple(rows),
         max(computing) + overhead_seconds,
-        planner.mean_rounds_per_epoch(shape),
+        shape.table_rounds or max(1.0, planner.num_samples / sum(samples)),
         best_speed_up(weighting, speeds, sizes, fast) if any(fast) else None,
     )
 

@@ -285,10 +285,6 @@ class Planner:
             for count, worker in zip(shape.samples_per_round, training, strict=True)
         ]
 
-    def mean_rounds_per_epoch(self, shape: RoundShape) -> float:
-        """Return the mean number of rounds per epoch without a selection."""
-        return shape.table_rounds or max(1.0, self.num_samples / sum(shape.samples_per_round))
-
     @property
     def samples_planned_so_far(self) -> int:
         """Samples of all completed rounds: trained on, skipped or cut off."""

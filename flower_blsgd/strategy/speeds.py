@@ -117,7 +117,7 @@ class Connector:
                     + (f"; repair it, or use min-workers = {able}" if able else "")
                 )
             self._measure_speeds(grid, 0)
-        elif not all(worker.present for worker in registry.workers):
+        elif new and not all(worker.present for worker in registry.workers):
             self._query(grid, new)
 
     def prepare_epoch(self, grid: Grid) -> None:

@@ -116,7 +116,6 @@ def test_epochs_of_fewer_samples_are_as_much_shorter(
             low = order.indices < 29.5
             weights = np.ones(len(low)) if order.sample_weights is None else order.sample_weights
             assert weights.tolist() == (1 + low * pruned).tolist()
-    assert planner.mean_rounds_per_epoch(planner.plan.shape) == 10
 
 
 def test_a_round_fits_into_an_epoch_of_fewer_samples() -> None:
