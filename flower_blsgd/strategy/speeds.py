@@ -38,8 +38,6 @@ _PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own stra
 UNKNOWN_DEVICE = "unknown device"
 """Device of a node whose ClientApp does not answer the profile query."""
 
-_NOT_MEASURED = "its ClientApp does not measure; set seconds-per-step in its node config"
-
 _POLL_SECONDS = 0.5
 _FIRST_QUERY_SECONDS, _QUERY_AGAIN_SECONDS = 600.0, 60.0
 """Time to wait for profiles. Later queries wait at least a multiple of the first one's duration."""
@@ -287,11 +285,11 @@ class Connector:
         if planner.measures_in_rounds:
             if planner.training(unknown):  # also of a worker that failed until now
                 planner.measured = planner.measured or {}
-            if planner.measured is not None and self.clock == "device" and not planner.epoch:
-                raise UsageError(
-                    'clock = "device" needs the speed of each worker alone, but scripts are '
-                    "measured while all train; give every worker seconds-per-step="
-                )
+                if self.clock == "device" and not planner.epoch:
+                    raise UsageError(
+                        'clock = "device" needs the speed of each worker alone, but scripts are '
+                        "measured while all train; give every worker seconds-per-step="
+                    )
             return
         if not due:
             return
@@ -384,7 +382,8 @@ def query_speeds(
         if isinstance(profile, Failure):
             speeds[node_id, rank] = profile.brief
         else:
-            speeds[node_id, rank] = profile.seconds_per_step or _NOT_MEASURED
+            why = "its ClientApp does not measure; set seconds-per-step in its node config"
+            speeds[node_id, rank] = profile.seconds_per_step or why
     return speeds
 
 
