@@ -83,22 +83,30 @@ def _leave_to_server(number: int, frame: object) -> None:
 
 
 def _take_signals() -> None:
-    """Leave signals to the server in this process, but not in its forks, from their beginning."""
+    """Leave signals to the server in this process, but not in its forks."""
+    restore_in_forks({n: signal.signal(n, _leave_to_server) for n in _SERVERS_OWN})
+
+
+def restore_in_forks(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Give forks of this process these handlers of signals, from their beginning.
+
+    A signal whose handler has been changed since this call keeps it.
+    """
     thread = threading.local()
+    here = {number: signal.getsignal(number) for number in handlers}
 
     def block() -> None:
-        thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_OWN)
+        thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
 
     def restore() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, thread.mask)
 
     def restore_in_child() -> None:
-        for number, handler in zip(_SERVERS_OWN, before, strict=True):
-            if signal.getsignal(number) is _leave_to_server:
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is here[number]:
                 signal.signal(number, handler)
         restore()
 
-    before = [signal.signal(number, _leave_to_server) for number in _SERVERS_OWN]
     os.register_at_fork(before=block, after_in_parent=restore, after_in_child=restore_in_child)
 
 

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import queue
+import signal
 import ssl
 import threading
 import time
@@ -20,6 +21,7 @@ from flwr.clientapp import ClientApp
 from ..app_call import PROCESS_ENDS, error_of, handler_of, main_program_of, takes_views
 from ..array_records import ArrayView, PrivateArray
 from ..flower_internals import inside_lifespan, release_records_at_once
+from ..fork_server import restore_in_forks
 from .codec import chunks_of, encode_reply, read_frames
 from .encoded_arrays import FrameArrays, FrameError, Tensors, decode_arrays
 from .security import (
@@ -114,6 +116,7 @@ class Session:
     def serve(self) -> SessionResult:
         """Serve until the server ends the session or stays unreachable."""
         die_with_supernode()
+        keep_flowers_signals_from_children()
         with session():
             worker = threading.Thread(target=self._serve_work, name="client-app", daemon=True)
             worker.start()
@@ -369,6 +372,17 @@ def die_with_supernode() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="supernode-watch", daemon=True).start()
+
+
+def keep_flowers_signals_from_children() -> None:
+    """Give forks of this process, such as those of a Pool, the usual handlers of signals.
+
+    With Flower's, a child that is terminated would report that the ClientApp has failed.
+    """
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    module = getattr(signal.getsignal(signal.SIGTERM), "__module__", None) or ""
+    if module.startswith("flwr."):
+        restore_in_forks(usual)
 
 
 def _parent_of(process_id: int) -> int:

@@ -15,7 +15,9 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.common import EventType
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.supercore.exit import exit_handler, signal_handler
 
 from flower_blsgd import serve_sessions
 from flower_blsgd.grids import app_call
@@ -150,6 +152,40 @@ def test_callbacks_of_the_session_are_called_at_its_end_last_first() -> None:
         exchange(grid, order())
         assert ended == []
     assert ended == ["last", "first"]
+
+
+def test_child_of_an_app_is_terminated_without_flowers_handler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its handler would report the task of the parent as failed, as with a Pool of processes."""
+    before = {number: signal.getsignal(number) for number in signal_handler.SIGNAL_TO_EXIT_CODE}
+    monkeypatch.setattr(exit_handler, "registered_exit_handlers", [])
+    signal_handler.register_signal_handlers(
+        EventType.FLWR_CLIENTAPP_RUN_LEAVE, exit_handlers=[lambda: os._exit(7)]
+    )
+    ended: list[int] = []
+
+    def handle(*_: object) -> RecordDict:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(writing, b"!")
+            time.sleep(LIMIT_SECONDS)
+            os._exit(8)
+        os.read(reading, 1)
+        os.close(reading)
+        os.close(writing)
+        os.kill(child, signal.SIGTERM)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return answer()
+
+    try:
+        with streaming(made_app(handle)) as grid:
+            exchange(grid, order())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended == [-signal.SIGTERM]
 
 
 def test_server_is_told_that_the_program_raised(monkeypatch: pytest.MonkeyPatch) -> None:
