@@ -33,6 +33,7 @@ from .protocol import (
     SessionInfo,
 )
 from .protocol.records import records_of
+from .results.folder import RunFolder
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .run import Workload, train_on
@@ -78,6 +79,8 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
     workers = parse_workers(config.workers)
     if precision := next((w.precision for w in workers if w.precision), ""):
         raise UsageError(f"workers: precision={precision}: a script decides this itself")
+    if not config.resume:
+        RunFolder.refuse_unusable(config.out)  # before the scripts begin
     main = _main_rank(workers)
     logs = _WorkerLogs()
     grid = LocalGrid(

@@ -86,6 +86,8 @@ def _train(
     # Check and load: nothing is written, and no process is started.
     if config.tensorboard:
         require_tensorboard()
+    if not resumed:
+        RunFolder.refuse_unusable(config.out)
     work, config = load(grid, config)
     arrays, last_round = work.arrays, 0
     workers = grid.workers if isinstance(grid, LocalGrid) else ()
@@ -100,8 +102,6 @@ def _train(
         _require_buffers(config, len(workers), arrays)
     if not workers or config.is_script:
         _refuse_without_local_grid(config, strategy)
-    if not resumed:
-        RunFolder.refuse_unusable(config.out)
     view = view or ProgressView(Budget.of_run(config))
     recorder = RunRecorder(config, strategy, view, began, work.metric_name, work.metric_mode)
     if resumed:

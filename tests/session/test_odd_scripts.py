@@ -57,6 +57,13 @@ def test_a_loss_alone_is_the_metric_and_smaller_is_better(
     assert "done: test loss 2 after" in shown
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_the_script_begins() -> None:
+    Path("there").mkdir()
+    Path("begins.py").write_text("open('begun', 'w')")
+    assert "out = 'there' exists" in refusal(launched, "", script="begins.py", out="there")
+    assert not Path("begun").exists()
+
+
 def test_a_missing_metric_ends_the_run_at_the_first_evaluation() -> None:
     line = refusal(launched, "nameless")
     assert line.startswith("session.evaluate: the function must return the number 'accuracy'"), line
