@@ -36,7 +36,7 @@ def _follow(folder: Path) -> None:
         run.update()
         if console.is_terminal and run.summary is None:
             with Live(console=console, auto_refresh=False, transient=True) as live:
-                # A terminal that was closed is none.
+                # A closed terminal is no longer a terminal.
                 while run.summary is None and console.is_terminal and not lost_output:
                     live.update(view(run), refresh=True)
                     time.sleep(_INTERVAL_SECONDS)

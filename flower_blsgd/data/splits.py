@@ -125,7 +125,7 @@ def read_parts(source: DataSource, tables: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def _columns(source: DataSource, table: Any) -> list[str]:
-    """Return the names of the columns of samples and of labels, empty if there is none."""
+    """Return the names of the columns of samples and of labels; empty if missing."""
     return [
         next((name for name in names if name in table.column_names), "")
         for names in COLUMNS[source.noun]

@@ -135,7 +135,7 @@ class LocalGrid(MailboxGrid):
         self._finalizer()
 
     def end_restarts(self) -> None:
-        """From now on, start no process again."""
+        """Leave processes that end from now on ended."""
         for node in self._nodes.values():
             node.restarts = False
 
@@ -247,7 +247,7 @@ class WorkerNode:
                 process.kill()
 
     def hang_up(self) -> WorkerProcess | None:
-        """Send the process no more messages; None if there is none, or it is busy."""
+        """Send the process no more messages; return it, or None if it is absent or busy."""
         with self._lock:
             self.restarts, process = False, self._process
             if process is None or self._handled:

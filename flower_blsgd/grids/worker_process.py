@@ -217,7 +217,7 @@ def serve(
     def answer() -> None:
         try:
             told = _answer(channel, handle, pool)
-        except BaseException:  # else nobody would answer
+        except BaseException:  # else no reply would ever be sent
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)

@@ -526,7 +526,7 @@ class _InProgress:
 
 
 def _whole(name: str, value: SupportsIndex, least: int) -> int:
-    """Return an integer, also one of numpy or torch; ValueError if it is none or too small."""
+    """Return an integer, also of numpy or torch; ValueError for another value or a smaller one."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -82,8 +82,8 @@ class Connector:
 
         The first call waits for enough nodes, queries them, and measures speeds if needed. Later
         calls query a new node only if it may be a worker that returns; `prepare_epoch` queries the
-        others. UsageError if, in the first call, a worker cannot take part, or so many fail to
-        start that fewer than `min_workers` can train.
+        others. UsageError if, in the first call, a worker cannot take part, or fewer than
+        `min_workers` can train because the others failed to start.
         """
         registry = self.registry
         online = set(grid.get_node_ids()) if registry.begun else self._wait(grid)

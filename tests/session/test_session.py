@@ -198,17 +198,19 @@ def test_sampler_follows_the_stream_ahead_of_the_orders(workers: int) -> None:
     assert drawn[:24] == stream[:, 4:].ravel().tolist()
 
 
-def test_sampler_by_loss_follows_the_orders_and_losses_are_reported() -> None:
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        sampler = session.sampler(range(NUM_SAMPLES), by_loss=True)
-        loader = DataLoader(list(range(NUM_SAMPLES)), batch_size=BATCH, sampler=sampler)  # type: ignore[arg-type]
-        while not session.done:
-            for batch in loader:
-                session.step(samples=len(batch), losses=batch.float())
+def train_by_loss() -> None:
+    """A script whose losses are the numbers of its samples."""
+    model = model_of()
+    session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    sampler = session.sampler(range(NUM_SAMPLES), by_loss=True)
+    loader = DataLoader(list(range(NUM_SAMPLES)), batch_size=BATCH, sampler=sampler)  # type: ignore[arg-type]
+    while not session.done:
+        for batch in loader:
+            session.step(samples=len(batch), losses=batch.float())
 
-    script = Script(main)
+
+def test_sampler_by_loss_follows_the_orders_and_losses_are_reported() -> None:
+    script = Script(train_by_loss)
     for number in range(2):
         indices = np.arange(8, dtype=np.int32)[::-1] + number
         report = script.train(order_of(number + 1, indices=indices, stream_stride=0))
@@ -218,17 +220,7 @@ def test_sampler_by_loss_follows_the_orders_and_losses_are_reported() -> None:
 
 def test_losses_belong_to_the_samples_of_the_order_also_after_a_deadline() -> None:
     """The deadline ends the first order after one of two steps; the rest of it is not drawn."""
-
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        sampler = session.sampler(range(NUM_SAMPLES), by_loss=True)
-        loader = DataLoader(list(range(NUM_SAMPLES)), batch_size=BATCH, sampler=sampler)  # type: ignore[arg-type]
-        while not session.done:
-            for batch in loader:
-                session.step(samples=len(batch), losses=batch.float())
-
-    script = Script(main)
+    script = Script(train_by_loss)
     first = script.train(order_of(1, stream_stride=0, deadline_seconds=1e-9))
     indices = np.arange(8, dtype=np.int32) + 10
     second = script.train(order_of(2, indices=indices, stream_stride=0))
