@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 # Before torch is loaded, and for all that tests start: the threads of OpenMP wait for one another
 # by spinning. Where several processes share the cores, as here, that takes most of the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# gRPC's own handlers of a fork can crash or block the child if a server and its client are in one
+# process, as in tests of the stream. In a run they never are, and gRPC skips these handlers.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # The processes that tests start compile our modules once, and not each for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
