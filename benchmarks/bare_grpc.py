@@ -16,8 +16,8 @@ from pathlib import Path
 
 import grpc
 
-from flower_blsgd.grids.stream.encoded_arrays import CHUNK_BYTES
-from flower_blsgd.grids.stream.security import CLIENT_OPTIONS, SERVER_OPTIONS, new_certificate
+from flower_blsgd.engines.stream.encoded_arrays import CHUNK_BYTES
+from flower_blsgd.engines.stream.security import CLIENT_OPTIONS, SERVER_OPTIONS, new_certificate
 
 METHOD = "/bare.Bare/Echo"
 END = b""

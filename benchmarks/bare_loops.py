@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flower_blsgd.grids.worker_spec import Precision
+from flower_blsgd.devices.worker_spec import Precision
 from flower_blsgd.worker.step import autocast
 
 from .models import Data, Workload

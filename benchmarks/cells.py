@@ -8,7 +8,7 @@ from runs of it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flower_blsgd.grids.machine import format_bytes
+from flower_blsgd.devices.machine import format_bytes
 
 LONGEST_RUN_SECONDS = 240.0
 MOST_SUPERNODES = 10

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from flower_blsgd.grids.pinning import environment, pinned
-from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
+from flower_blsgd.devices.pinning import environment, pinned
+from flower_blsgd.devices.worker_spec import WorkerSpec, parse_workers
 
 from .noop_rounds import ROOT, NotRunError
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
-from flower_blsgd.grids.machine import Machine, this_machine
-from flower_blsgd.grids.worker_spec import parse_workers
+from flower_blsgd.devices.machine import Machine, this_machine
+from flower_blsgd.devices.worker_spec import parse_workers
 
 from . import ddp
 from .images import add_data_option, data_text, found_images

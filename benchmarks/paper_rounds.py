@@ -28,9 +28,9 @@ from unittest.mock import patch
 import torch
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.machine import Machine, this_machine
+from flower_blsgd.devices.worker_spec import parse_workers
 from flower_blsgd.errors import UsageError, nearest
-from flower_blsgd.grids.machine import Machine, this_machine
-from flower_blsgd.grids.worker_spec import parse_workers
 
 from .made_up_data import make_up
 from .memory_watch import Peak, memory_watched

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from flower_blsgd.grids.machine import free_bytes
+from flower_blsgd.devices.machine import free_bytes
 
 from .bare_grpc import round_seconds as grpc_seconds
 from .cells import ENGINES, GOAL_CELLS, Cell, turns

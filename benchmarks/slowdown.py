@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from flower_blsgd import LocalSGD, Task, TrainOrder
-from flower_blsgd.grids.machine import this_machine
+from flower_blsgd.devices.machine import this_machine
 from flower_blsgd.tasks import load_task
 from flower_blsgd.worker.model_io import state_record
 from flower_blsgd.worker.timing import seconds_per_step

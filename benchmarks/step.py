@@ -19,7 +19,7 @@ import torch
 from flwr.app import RecordDict
 
 from flower_blsgd import LocalSGD, TrainOrder
-from flower_blsgd.grids.worker_spec import Precision
+from flower_blsgd.devices.worker_spec import Precision
 from flower_blsgd.worker.model_io import state_record
 from flower_blsgd.worker.step import use_precision
 

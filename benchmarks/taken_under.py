@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from flower_blsgd.grids.machine import accelerator_names, cpu_name, free_bytes, this_machine
+from flower_blsgd.devices.machine import accelerator_names, cpu_name, free_bytes, this_machine
 
 _ROOT = Path(__file__).parents[1]
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

@@ -15,9 +15,10 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.app_call import accept_views, serve_sessions
-from flower_blsgd.grids.pinning import pinned
-from flower_blsgd.grids.worker_spec import WORKERS_ON_DEVICE, WorkerSpec
+from flower_blsgd.devices.pinning import pinned
+from flower_blsgd.devices.worker_spec import WORKERS_ON_DEVICE, WorkerSpec
+from flower_blsgd.engines.stream.serving import serve_sessions
+from flower_blsgd.flower.app_call import accept_views
 from flower_blsgd.hosts.several_devices import several_devices
 from flower_blsgd.protocol import (
     CONFIG,

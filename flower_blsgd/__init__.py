@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from .api import evaluate_run as evaluate_run
     from .api import load as load
     from .api import train as train
+    from .devices.pinning import pinned as pinned
+    from .devices.worker_spec import WorkerSpec as WorkerSpec
+    from .devices.worker_spec import parse_workers as parse_workers
+    from .engines.local.grid import LocalGrid as LocalGrid
+    from .engines.stream.grid import StreamGrid as StreamGrid
+    from .engines.stream.grid import stream as stream
+    from .engines.stream.serving import serve_sessions as serve_sessions
     from .errors import UsageError as UsageError
-    from .grids.app_call import accept_views as accept_views
-    from .grids.app_call import serve_sessions as serve_sessions
-    from .grids.local_grid import LocalGrid as LocalGrid
-    from .grids.pinning import pinned as pinned
-    from .grids.stream.grid import StreamGrid as StreamGrid
-    from .grids.stream.grid import stream as stream
-    from .grids.worker_spec import WorkerSpec as WorkerSpec
-    from .grids.worker_spec import parse_workers as parse_workers
+    from .flower.app_call import accept_views as accept_views
     from .hosts.several_devices import several_devices as several_devices
     from .protocol import TrainOrder as TrainOrder
     from .protocol import TrainReport as TrainReport
@@ -83,11 +83,12 @@ _NAMES = {
     " Selected Selection SelectionRequest",
     "api": "Evaluation TrainResult evaluate_run load train",
     "errors": "UsageError",
-    "grids.app_call": "accept_views serve_sessions",
-    "grids.local_grid": "LocalGrid",
-    "grids.pinning": "pinned",
-    "grids.stream.grid": "StreamGrid stream",
-    "grids.worker_spec": "WorkerSpec parse_workers",
+    "flower.app_call": "accept_views",
+    "engines.local.grid": "LocalGrid",
+    "devices.pinning": "pinned",
+    "engines.stream.grid": "StreamGrid stream",
+    "engines.stream.serving": "serve_sessions",
+    "devices.worker_spec": "WorkerSpec parse_workers",
     "hosts.several_devices": "several_devices",
     "protocol": "TrainOrder TrainReport WorkerProfile",
     "results.folder": "EpochRow scalars",

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from .algorithm.catalog import CUSTOM_PARTS, register_part
 from .config import RunConfig, python_names
+from .devices.machine import this_machine
+from .devices.worker_spec import cores_note
 from .errors import UsageError
-from .grids.machine import this_machine
-from .grids.worker_spec import cores_note
 from .results.folder import MODEL, read_config
 from .results.progress import OnEpochEnd, OnRoundEnd, ProgressView
 from .run import make_local_grid, train_on

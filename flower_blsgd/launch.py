@@ -15,12 +15,12 @@ from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 
 from .config import RunConfig, task_of_script
+from .devices.worker_spec import WorkerSpec, parse_workers
+from .engines.local.fork_server import UNKNOWN_EXIT_CODE
+from .engines.local.grid import LocalGrid
+from .engines.local.worker_process import death
+from .engines.mailbox import MailboxGrid
 from .errors import UsageError
-from .grids.fork_server import UNKNOWN_EXIT_CODE
-from .grids.local_grid import LocalGrid
-from .grids.mailbox import MailboxGrid
-from .grids.worker_process import death
-from .grids.worker_spec import WorkerSpec, parse_workers
 from .protocol import (
     ARRAYS,
     EVALUATE,

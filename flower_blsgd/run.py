@@ -17,13 +17,13 @@ from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
 from .checkpointing import Checkpoints
 from .config import RunConfig
+from .devices.machine import accelerator_of, format_bytes, require_bytes, this_machine
+from .devices.worker_spec import WorkerSpec, parse_workers
+from .engines.features import features_of
+from .engines.local.fork_server import start_fork_server
+from .engines.local.grid import LocalGrid
 from .errors import UsageError, first_line, is_out_of_memory
-from .grids.features import features_of
-from .grids.flower_app import built_in_app
-from .grids.fork_server import start_fork_server
-from .grids.local_grid import LocalGrid
-from .grids.machine import accelerator_of, format_bytes, require_bytes, this_machine
-from .grids.worker_spec import WorkerSpec, parse_workers
+from .flower.app_folder import built_in_app
 from .protocol import TRACE_FOLDER, EvaluateReport, WorkerProfile, state_copies
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
@@ -32,11 +32,11 @@ from .results.recorder import RunRecorder, own_warnings
 from .resume import ResumedRun, open_run_to_resume
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.budget import Budget
+from .strategy.connector import assume_speeds
 from .strategy.cost_model import predict_run
 from .strategy.evaluation import WorkerEvaluation
 from .strategy.fit_loop import EvaluateFn
 from .strategy.replies import ModelShape
-from .strategy.speeds import assume_speeds
 from .strategy.workers import WorkerRegistry
 from .tasks.by_name import check_weights, load_task
 from .tasks.check import check_task

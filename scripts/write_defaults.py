@@ -11,7 +11,7 @@ from typing import Literal, get_args, get_origin
 import tomli_w
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.worker_spec import options_table
+from flower_blsgd.devices.worker_spec import options_table
 
 _PARTS = {
     "steps": "StepPolicy",

@@ -4,7 +4,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.flower_internals import is_deployment
+from flower_blsgd.flower.internals import is_deployment
 
 app = ServerApp()
 
@@ -21,7 +21,7 @@ def main(grid: Grid, context: Context) -> None:
     if config.transport != "stream" and not is_deployment(grid):
         train(grid, config)
         return
-    from flower_blsgd.grids.stream.grid import stream
+    from flower_blsgd.engines.stream.grid import stream
 
     with stream(grid, context) as fast:
         train(fast, config)

@@ -17,7 +17,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pytest
 from hypothesis import HealthCheck, settings
 
-from flower_blsgd.grids.flower_internals import become_server
+from flower_blsgd.flower.internals import become_server
 from flower_blsgd.results.recorder import RunRecorder
 
 from .command import Command

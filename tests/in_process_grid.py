@@ -25,9 +25,9 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from flower_blsgd.grids.app_call import OUT_OF_MEMORY, error_of
-from flower_blsgd.grids.features import GridFeatures
-from flower_blsgd.grids.flower_internals import (
+from flower_blsgd.engines.features import GridFeatures
+from flower_blsgd.flower.app_call import OUT_OF_MEMORY, error_of
+from flower_blsgd.flower.internals import (
     CRASHED,
     NODE_GONE,
     RAISED,

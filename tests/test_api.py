@@ -18,8 +18,8 @@ from torch import nn
 import flower_blsgd
 from flower_blsgd import Task, api, evaluate_run, load
 from flower_blsgd.cli.main import main
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
+from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.results.folder import EpochRow
 from flower_blsgd.run import make_local_grid
 from flower_blsgd.strategy.round_metrics import RoundRecord
@@ -314,7 +314,7 @@ def refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
     def no_process(*arguments: Any, **keywords: Any) -> None:
         raise AssertionError(f"a process was started: {arguments}")
 
-    monkeypatch.setattr("flower_blsgd.grids.worker_process.start_worker", no_process)
+    monkeypatch.setattr("flower_blsgd.engines.local.worker_process.start_worker", no_process)
 
     def run(task: Any = "digits", **settings: Any) -> str:
         before, level = sorted(folder.rglob("*")), logging.getLogger("flwr").level

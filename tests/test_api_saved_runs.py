@@ -49,7 +49,7 @@ def task(data, model):
 
 @pytest.fixture
 def cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flower_blsgd.grids.machine._accelerators", lambda: ())
+    monkeypatch.setattr("flower_blsgd.devices.machine._accelerators", lambda: ())
 
 
 def saved(folder: Path, network: nn.Module, /, **settings: Any) -> Path:

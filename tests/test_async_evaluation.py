@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
+from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder

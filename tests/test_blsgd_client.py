@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import FedAvg
 from clients import blsgd_client
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.machine import usable_cores
-from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.devices.machine import usable_cores
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.protocol import (
     EvaluateOrder,
     EvaluateReport,

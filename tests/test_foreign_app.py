@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from flower_blsgd.grids.flower_app import read_app
+from flower_blsgd.flower.app_folder import read_app
 
 from .command import Command
 from .examples.commands import two_nodes

@@ -25,49 +25,44 @@ ARROWS = {
     "errors": set(),
     "files": set(),
     "algorithm": {"errors"},
-    "protocol": {"grids", "errors"},  # of grids the table of worker options
-    "grids": {"errors", "files"},
-    # of grids only which devices a node config names
-    "worker": {"protocol", "algorithm", "grids", "errors"},
+    "devices": {"errors"},
+    "flower": {"errors"},
+    "protocol": {"devices", "flower", "errors"},  # of devices the table of worker options
+    "engines": {"devices", "flower", "errors", "files"},
+    # of engines only the processes of a loader
+    "worker": {"protocol", "algorithm", "devices", "flower", "engines", "errors"},
     "data": {"errors", "files"},
     "models": {"data", "errors"},  # of data only whether the hub answers
     "tasks": {"data", "models", "worker", "algorithm", "errors"},
     "config": {"algorithm", "protocol", "tasks", "errors"},  # of tasks the names of options
-    "strategy": {"protocol", "algorithm", "config", "grids", "errors"},
-    "hosts": {"strategy", "grids", "protocol", "algorithm", "errors"},
-    "checkpoint": {"strategy", "protocol", "algorithm", "grids", "errors", "files"},
+    "strategy": {"protocol", "algorithm", "config", "devices", "flower", "engines", "errors"},
+    "hosts": {"strategy", "engines", "flower", "devices", "protocol", "algorithm", "errors"},
+    "checkpoint": {"strategy", "protocol", "engines", "flower", "errors", "files"},
     # of checkpoint only the names in a run's folder
-    "results": {"strategy", "protocol", "algorithm", "grids", "tasks", "config", "errors"}
-    | {"checkpoint", "files"},
+    "results": {"strategy", "protocol", "algorithm", "devices", "flower", "tasks", "config"}
+    | {"checkpoint", "files", "errors"},
     "resume": {"checkpoint", "results", "strategy", "tasks", "config", "errors"},
     "checkpointing": {"resume", "checkpoint", "results", "strategy"},
-    "run": {"results", "strategy", "protocol", "algorithm", "grids", "tasks", "worker"}
-    | {"resume", "checkpointing", "config", "errors"},
-    "experiments": {"run", "results", "strategy", "protocol", "algorithm", "grids", "tasks"}
+    "run": {"results", "strategy", "protocol", "algorithm", "engines", "flower", "devices"}
+    | {"tasks", "worker", "resume", "checkpointing", "config", "errors"},
+    "experiments": {"run", "results", "strategy", "protocol", "algorithm", "engines", "devices"}
     | {"worker", "config", "errors", "files"},
     # only the command line imports it; others name it as "module:name"
-    "paper": {"experiments", "results", "strategy", "algorithm", "grids", "config", "errors"},
+    "paper": {"experiments", "results", "strategy", "algorithm", "flower", "devices", "config"}
+    | {"errors"},
     # of data only the repair of torchvision
-    "session": {"worker", "protocol", "algorithm", "grids", "errors", "data"},
-    "launch": {"run", "session", "results", "strategy", "protocol", "grids", "config", "errors"},
+    "session": {"worker", "protocol", "algorithm", "flower", "devices", "errors", "data"},
+    "launch": {"run", "session", "results", "strategy", "protocol", "engines", "devices"}
+    | {"config", "errors"},
     "settings": {"algorithm"},  # written by make format
-    "api": {"run", "results", "strategy", "grids", "tasks", "worker", "config", "errors"}
+    "api": {"run", "results", "strategy", "devices", "tasks", "worker", "config", "errors"}
     | {"algorithm", "settings"},
     "integrations": {"session", "algorithm", "errors"},  # of algorithm the seeds
-    "cli": {
-        "files",
-        "api",
-        "launch",
-        "experiments",
-        "paper",
-        "results",
-        "strategy",
-        "grids",
-        "tasks",
-    }
-    | {"worker", "config", "errors", "files"},
-    "clients": {"hosts", "session", "worker", "protocol", "tasks", "grids", "config"},
-    "server": {"launch", "run", "grids", "config"},
+    "cli": {"api", "launch", "experiments", "paper", "results", "strategy", "engines"}
+    | {"flower", "devices", "tasks", "worker", "config", "errors", "files"},
+    "clients": {"hosts", "session", "worker", "protocol", "tasks", "engines", "flower"}
+    | {"devices", "config"},
+    "server": {"launch", "run", "engines", "flower", "config"},
 }
 """What each package may import of the others: arrows point one way."""
 
@@ -149,8 +144,8 @@ def test_public_names_are_there() -> None:
 OUR_OWN_PIPE = {
     "flower_blsgd.worker.loader",  # a DataLoader's processes
     *(
-        f"flower_blsgd.grids.{name}"
-        for name in ("fork_server", "local_grid", "shared_memory", "worker_process")
+        f"flower_blsgd.engines.local.{name}"
+        for name in ("fork_server", "grid", "shared_memory", "worker_process")
     ),
 }
 

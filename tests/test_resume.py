@@ -37,8 +37,8 @@ from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import train_on
 from flower_blsgd.strategy.budget import Budget
+from flower_blsgd.strategy.connector import Connector
 from flower_blsgd.strategy.round_metrics import RoundRecord
-from flower_blsgd.strategy.speeds import Connector
 from flower_blsgd.tasks import register_task
 from flower_blsgd.tasks.task import correct
 

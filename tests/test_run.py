@@ -21,11 +21,11 @@ from clients.blsgd_client import app as client_app
 from flower_blsgd import Task
 from flower_blsgd.api import evaluate_run
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.machine import Accelerator, Machine, usable_cores
+from flower_blsgd.devices.worker_spec import WorkerSpec, parse_workers
+from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.flower_app import built_in_app
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import Accelerator, Machine, usable_cores
-from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
+from flower_blsgd.flower.app_folder import built_in_app
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import (
@@ -395,7 +395,7 @@ def test_run_config_workers_are_ignored_with_one_line_where_nodes_name_their_dev
     def would_wait(seconds: float) -> None:
         raise AssertionError("the run waits for workers that the run config names")
 
-    monkeypatch.setattr("flower_blsgd.strategy.speeds.time.sleep", would_wait)
+    monkeypatch.setattr("flower_blsgd.strategy.connector.time.sleep", would_wait)
     for workers, lines in (("8x cuda:0-7 fast", 1), (f"cpu:{CORE} slow; cpu:{CORE} fast", 0)):
         report = run(config_of(epochs=1, workers=workers))
         assert len(report.summary["workers"]) == 2
@@ -429,7 +429,7 @@ def test_refused_where_memory_is_short_of_the_shared_buffers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """605,224 bytes of model: one and its momentum for each of 3 workers, and two, is 4.84 MB."""
-    monkeypatch.setattr("flower_blsgd.grids.machine.free_bytes", lambda: 3_100_000)
+    monkeypatch.setattr("flower_blsgd.devices.machine.free_bytes", lambda: 3_100_000)
     config = config_of(workers="2x cpu fast; 1x cpu slow")
     app = built_in_app()
     grid = LocalGrid(

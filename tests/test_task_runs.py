@@ -25,7 +25,7 @@ from flower_blsgd import (
     train,
 )
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.protocol import TrainOrder
 from flower_blsgd.tasks import register_task
 from server.blsgd_server import app as server_app

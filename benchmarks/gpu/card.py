@@ -48,7 +48,7 @@ def card(lines: Lines) -> None:
 _FORK = f"""
 import importlib, os, sys
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # as the fork server has it
-from flower_blsgd.grids.fork_server import _PRELOAD
+from flower_blsgd.engines.local.fork_server import _PRELOAD
 from flower_blsgd.worker import MODULES
 for module in (*_PRELOAD, *MODULES):
     importlib.import_module(module)

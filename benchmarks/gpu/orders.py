@@ -15,9 +15,9 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD
+from flower_blsgd.engines.local.shared_memory import BufferPool
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.array_records import flat_of, flat_record
-from flower_blsgd.grids.shared_memory import BufferPool
+from flower_blsgd.flower.array_records import flat_of, flat_record
 from flower_blsgd.worker import transfer
 from flower_blsgd.worker.model_io import load_state, state_record
 from tests.worker import helpers

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from flower_blsgd.grids.worker_spec import Precision
+from flower_blsgd.devices.worker_spec import Precision
 
 from ..bare_loops import bare_loop
 from ..models import DISTILBERT, RESNET20, WRN_16_8, Workload

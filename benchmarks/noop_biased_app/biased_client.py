@@ -7,8 +7,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_blsgd import TrainOrder, TrainReport, answer_profile
-from flower_blsgd.grids.app_call import accept_views
-from flower_blsgd.grids.array_records import flat_like
+from flower_blsgd.flower.app_call import accept_views
+from flower_blsgd.flower.array_records import flat_like
 
 app = ClientApp()
 accept_views(app)

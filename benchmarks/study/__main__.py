@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.images import add_data_option, required_images
 from benchmarks.taken_under import conditions
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
 
 from . import link
 from .arms import FAST_CORE, SLOW_CORE

@@ -24,8 +24,8 @@ from flwr.supercore.run import Run
 from flower_blsgd.algorithm.randomness import derived_seed
 from flower_blsgd.algorithm.tensor_sum import AnyArray
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.array_records import view_record
-from flower_blsgd.grids.flower_internals import become_server, empty_run, give_message_id
+from flower_blsgd.flower.array_records import view_record
+from flower_blsgd.flower.internals import become_server, empty_run, give_message_id
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.round_metrics import RoundRecord

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.taken_under import conditions
-from flower_blsgd.grids.pinning import ALLOCATOR
+from flower_blsgd.devices.pinning import ALLOCATOR
 
 from .arms import ARMS, FAST_CORE, SHAPES, SLOW_CORE
 from .link import ADDRESSES, INTERFACE, Link

@@ -19,7 +19,7 @@ export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 settings=${RUN_CONFIG:-epochs=2}
 parts=${PARTS:-here lab}
 read -r first last < <(python -c "
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
 print(usable_cores()[0], usable_cores()[-1])")
 
 free_port() {

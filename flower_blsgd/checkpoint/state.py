@@ -13,9 +13,9 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
+from ..engines.features import features_of
 from ..errors import UsageError, first_line
-from ..grids.array_records import AnyArray, tensors_of, view_record
-from ..grids.features import features_of
+from ..flower.array_records import AnyArray, tensors_of, view_record
 from ..protocol import CONFIG, MOMENTUM, QUERY_MOMENTUM, Failure, HostOrders
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.fit_loop import EpochEnd

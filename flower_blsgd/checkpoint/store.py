@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 
 from ..errors import UsageError, first_line
 from ..files import flush_to_disk, unless_unsupported
-from ..grids.array_records import AnyArray, tensors_of
+from ..flower.array_records import AnyArray, tensors_of
 
 _LOG = logging.getLogger(__name__)
 

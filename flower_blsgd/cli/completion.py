@@ -35,7 +35,7 @@ def add_completion(command: argparse.ArgumentParser) -> None:
 def _completion(options: argparse.Namespace) -> None:
     import shtab
 
-    from ..grids.flower_app import built_in_app
+    from ..flower.app_folder import built_in_app
     from .commands import COMMANDS
     from .main import parser_with
 

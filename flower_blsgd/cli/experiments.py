@@ -98,9 +98,9 @@ def add_report(command: argparse.ArgumentParser) -> None:
 def _calibrate(options: argparse.Namespace) -> None:
     import tomli_w
 
+    from ..devices.worker_spec import parse_workers, workers_text
     from ..experiments.calibration import measure_speeds, without_speeds
     from ..experiments.plan import speed_table
-    from ..grids.worker_spec import parse_workers, workers_text
 
     config = own_settings(options)
     find_modules_here()
@@ -161,7 +161,7 @@ def _varied(options: argparse.Namespace) -> "dict[str, list[Value]]":
 
 def _reproduce(options: argparse.Namespace) -> None:
     from ..experiments.comparison_report import terminal_table
-    from ..grids.flower_app import built_in_app, run_config
+    from ..flower.app_folder import built_in_app, run_config
     from ..paper.reproduce import reproduce
 
     def settings(values: "Mapping[str, Value]") -> "Mapping[str, Value]":

@@ -38,8 +38,8 @@ def add_launch(command: argparse.ArgumentParser) -> None:
 
 def _launch(options: argparse.Namespace) -> None:
     from ..config import RunConfig
-    from ..grids.flower_app import built_in_app, run_config
-    from ..grids.worker_spec import cores_note, parse_workers
+    from ..devices.worker_spec import cores_note, parse_workers
+    from ..flower.app_folder import built_in_app, run_config
     from ..launch import launch
     from ..results.folder import read_config
     from ..strategy.budget import NO_LIMIT

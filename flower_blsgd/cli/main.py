@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(overview(), end="")
             return 0
         if options.command is _run:  # first: it imports torch for the workers meanwhile
-            from ..grids.fork_server import start_fork_server
+            from ..engines.local.fork_server import start_fork_server
             from ..worker import MODULES
 
             start_fork_server(MODULES)
@@ -140,7 +140,7 @@ def parser_with(names: Collection[str]) -> _Overview:
 
 
 def _version(_: argparse.Namespace) -> None:
-    from ..grids.machine import accelerator_names, cpu_name, format_ids, this_machine
+    from ..devices.machine import accelerator_names, cpu_name, format_ids, this_machine
     from ..results.summary import versions
 
     found, machine = versions(), this_machine()
@@ -171,10 +171,10 @@ def _run(options: argparse.Namespace) -> None:
     from flwr.serverapp import ServerApp
 
     from ..config import RunConfig
-    from ..grids.flower_app import find_app, run_config
-    from ..grids.flower_internals import SERVER_NODE_ID, load_app
-    from ..grids.local_grid import LocalGrid
-    from ..grids.worker_spec import cores_note, parse_workers
+    from ..devices.worker_spec import cores_note, parse_workers
+    from ..engines.local.grid import LocalGrid
+    from ..flower.app_folder import find_app, run_config
+    from ..flower.internals import SERVER_NODE_ID, load_app
     from ..results.folder import read_config
 
     app, built_in = find_app(options.app)
@@ -219,8 +219,8 @@ def _devices(options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ..grids.machine import accelerator_of, format_bytes, format_ids, this_machine
-    from ..grids.worker_spec import OPTIONS, cores_note, parse_workers
+    from ..devices.machine import accelerator_of, format_bytes, format_ids, this_machine
+    from ..devices.worker_spec import OPTIONS, cores_note, parse_workers
 
     machine = this_machine()
     workers = parse_workers(options.workers or "auto", machine)

@@ -66,7 +66,7 @@ def own_settings(options: argparse.Namespace) -> "RunConfig":
     UsageError if one is refused.
     """
     from ..config import RunConfig
-    from ..grids.flower_app import built_in_app, run_config
+    from ..flower.app_folder import built_in_app, run_config
 
     values, file_name = run_config(built_in_app(), options.run_config, options.set)
     if getattr(options, "workers", None) is not None:

@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from socket import create_server
 
+from ..devices.pinning import environment, on_cores_of
+from ..devices.worker_spec import WorkerSpec, cores_note, parse_workers
 from ..errors import UsageError
-from ..grids.pinning import environment, on_cores_of
-from ..grids.worker_spec import WorkerSpec, cores_note, parse_workers
 from .options import add_workers, terminated_like_interrupted
 
 KEY_FLAG = "--auth-supernode-private-key"

@@ -10,13 +10,13 @@ from ..algorithm.averaging import LoadWeighting, weighted_average
 from ..algorithm.epoch_plan import RoundShape
 from ..algorithm.local_steps import Clock
 from ..config import RunConfig
+from ..devices.worker_spec import WorkerSpec, cores_note, parse_workers
+from ..engines.local.grid import LocalGrid
 from ..errors import UsageError
-from ..grids.local_grid import LocalGrid
-from ..grids.worker_spec import WorkerSpec, cores_note, parse_workers
 from ..protocol import Failure, TrainOrder, TrainReport
 from ..run import check_workers, load_own_task, make_local_grid
+from ..strategy.connector import measure_rounds, query_speeds
 from ..strategy.messages import answer_of, replies_to
-from ..strategy.speeds import measure_rounds, query_speeds
 from ..worker.model_io import state_record
 
 _REPEATS = 5

@@ -14,9 +14,9 @@ from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
+from ..devices.worker_spec import WorkerSpec, parse_workers, workers_text
 from ..errors import UsageError, nearest
 from ..files import locked
-from ..grids.worker_spec import WorkerSpec, parse_workers, workers_text
 from ..results.folder import RunFolder, read_settings, refused, write_text
 from ..results.progress import ProgressView
 from ..results.summary import final_metric

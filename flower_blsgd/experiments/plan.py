@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..config import RunConfig
+from ..devices.worker_spec import WorkerSpec, parse_workers
 from ..errors import UsageError
-from ..grids.worker_spec import WorkerSpec, parse_workers
 from ..protocol import WorkerProfile
 from ..results.tables import UNKNOWN, Table, share_text
 from ..run import load_own_task, make_strategy

@@ -16,13 +16,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 
 from ..algorithm.averaging import average_at_node, average_by_load
-from ..errors import UsageError
-from ..grids.array_records import view_record
-from ..grids.flower_internals import RAISED
-from ..grids.local_grid import LocalGrid
-from ..grids.machine import Machine
-from ..grids.stream.session import at_session_end, in_session
-from ..grids.worker_spec import (
+from ..devices.machine import Machine
+from ..devices.worker_spec import (
     DEVICES,
     OPTIONS,
     NodeConfig,
@@ -30,6 +25,11 @@ from ..grids.worker_spec import (
     parse_workers,
     warn_of_unknown_keys,
 )
+from ..engines.local.grid import LocalGrid
+from ..engines.stream.session import at_session_end, in_session
+from ..errors import UsageError
+from ..flower.array_records import view_record
+from ..flower.internals import RAISED
 from ..protocol import (
     ARRAYS,
     EVALUATE,

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from ..config import RunConfig, Value
+from ..devices.machine import format_bytes, free_bytes, this_machine
+from ..devices.worker_spec import parse_workers
 from ..errors import UsageError
 from ..experiments.compare import prepare, refuse_overrides, train_all
 from ..experiments.comparison import Comparison, compare_runs, read_run, run_folder
 from ..experiments.comparison_report import write_comparison
-from ..grids.machine import format_bytes, free_bytes, this_machine
-from ..grids.worker_spec import parse_workers
 from ..results.folder import written_whole
 from .figures import FIGURES
 from .report import RepeatedCell, write_reproduction

@@ -14,7 +14,7 @@ from typing import Any
 from ..config import RunConfig, Value
 from ..errors import UsageError, nearest
 from ..experiments.compare import Arm
-from ..grids.flower_app import built_in_app, run_config
+from ..flower.app_folder import built_in_app, run_config
 
 REFERENCE = "biased-local-sgd"
 """The paper's method, the reference of the other arms."""

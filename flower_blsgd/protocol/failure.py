@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 from flwr.app import Error
 
 from ..errors import printable
-from ..grids.app_call import OUT_OF_MEMORY, REFUSED
-from ..grids.flower_internals import CRASHED, LATE, NODE_GONE, RAISED, has_no_handler
+from ..flower.app_call import OUT_OF_MEMORY, REFUSED
+from ..flower.internals import CRASHED, LATE, NODE_GONE, RAISED, has_no_handler
 
 FailureKind = Literal[
     "raised",  # the ClientApp raised an exception, or could not be loaded

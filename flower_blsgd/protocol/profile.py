@@ -6,7 +6,7 @@ from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from ..grids.worker_spec import OPTIONS, WorkerOptions, WorkerSpec
+from ..devices.worker_spec import OPTIONS, WorkerOptions, WorkerSpec
 from .failure import ProtocolError
 from .records import CONFIG, PROFILE, from_wire, to_wire
 

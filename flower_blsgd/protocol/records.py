@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from ..grids.flower_internals import filled_unchecked
+from ..flower.internals import filled_unchecked
 from .failure import ProtocolError
 
 QUERY_PROFILE = "query.profile"

@@ -23,7 +23,7 @@ from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors, temporary_path
 from ..config import RunConfig
 from ..errors import UsageError
 from ..files import locked
-from ..grids.array_records import tensors_of
+from ..flower.array_records import tensors_of
 from ..strategy.round_metrics import RoundRecord
 from .tables import csv_of
 

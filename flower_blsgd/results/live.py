@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..devices.worker_spec import parse_workers
 from ..errors import UsageError
-from ..grids.worker_spec import parse_workers
 from ..strategy.budget import NO_LIMIT, Budget
 from ..strategy.round_metrics import RoundRecord
 from .folder import of_plain, read_config

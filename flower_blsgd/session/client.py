@@ -17,10 +17,10 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ..data.source import repair_torchvision
+from ..devices.machine import OWN_DEVICE, visible_card
+from ..devices.pinning import pinned
 from ..errors import UsageError
-from ..grids.app_call import accept_views, set_main_program
-from ..grids.machine import OWN_DEVICE, visible_card
-from ..grids.pinning import pinned
+from ..flower.app_call import accept_views, set_main_program
 from ..protocol import (
     ARRAYS,
     CONFIG,

@@ -9,9 +9,9 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
+from ..devices.worker_spec import WorkerSpec
 from ..errors import UsageError, first_line
-from ..grids.app_call import ProcessEndsError
-from ..grids.worker_spec import WorkerSpec
+from ..flower.app_call import ProcessEndsError
 from ..protocol import EvaluateOrder, EvaluateReport, SessionInfo, TrainOrder, TrainReport
 
 

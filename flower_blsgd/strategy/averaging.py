@@ -11,7 +11,7 @@ from ..algorithm.averaging import Weighting, average_by_load, node_weight, weigh
 from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.tensor_sum import AnyArray, move
 from ..algorithm.validation import checked_numbers, checked_weights
-from ..grids.array_records import PrivateArray, common_runs, flat_like, tensors_of
+from ..flower.array_records import PrivateArray, common_runs, flat_like, tensors_of
 from ..protocol import METRICS, TIMING_KEYS
 from ..protocol.records import unchecked_content, unchecked_record
 from .replies import CheckedReply

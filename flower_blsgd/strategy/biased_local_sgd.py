@@ -26,9 +26,10 @@ from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection
 from ..config import check_ranges
 from ..errors import UsageError
-from ..grids.array_records import view_record
+from ..flower.array_records import view_record
 from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy, Refusal, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
+from .connector import Connector
 from .fit_loop import EpochEnd, EvaluateFn, fit
 from .messages import Address
 from .patience import Patience
@@ -36,7 +37,6 @@ from .planner import Planner
 from .round import Outcome, Round
 from .round_metrics import RoundRecord, round_record
 from .slow_reduce import SlowWorkerReduce
-from .speeds import Connector
 from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies

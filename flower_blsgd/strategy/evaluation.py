@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from ..grids.features import features_of
+from ..engines.features import features_of
 from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport, Failure, HostOrders
 from .fit_loop import EpochEnd
 from .messages import Address, node_messages, read_answer, replies_to

@@ -26,7 +26,7 @@ from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection, SelectionRequest
 from ..algorithm.validation import checked_selected
 from ..errors import UsageError
-from ..grids.array_records import tensors_of, view_record
+from ..flower.array_records import tensors_of, view_record
 from ..protocol import Keys, TrainOrder
 from ..protocol.records import from_wire, to_wire
 from .budget import Budget

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from ..algorithm.tensor_sum import AnyArray, first_not_finite
-from ..grids.array_records import FlatTensors, elements_of, flat_of
+from ..flower.array_records import FlatTensors, elements_of, flat_of
 from ..protocol import (
     COUNTERS,
     GRAD_SCALER,

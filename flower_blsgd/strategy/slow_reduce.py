@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from ..algorithm.averaging import weighted_average
 from ..algorithm.tensor_sum import AnyArray
-from ..grids.array_records import view_record
+from ..flower.array_records import view_record
 from ..protocol import TRAIN_SUM, Failure, SumOrder, SumReport
 from .messages import read_answer, replies_to
 from .replies import ModelShape

@@ -5,4 +5,4 @@ MODULES = (
     "flower_blsgd.worker.evaluation",
     "flower_blsgd.tasks",
 )
-"""Modules that every worker process of our app imports; see `grids.fork_server`."""
+"""Modules that every worker process of our app imports; see `engines.local.fork_server`."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..grids.worker_spec import Precision
+from ..devices.worker_spec import Precision
 from ..protocol import EvaluateReport as EvaluateReport  # noqa: PLC0414
 from .batches import (
     BatchSource,

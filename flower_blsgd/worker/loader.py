@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ..devices.machine import usable_cores
 from ..errors import first_line
-from ..grids.machine import usable_cores
 
 Wanted = tuple[int, list[int]]
 """A batch to read: the seed of its random transforms, and the indices of its samples."""

@@ -13,9 +13,9 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
+from ..devices.machine import format_bytes
 from ..errors import UsageError, is_out_of_memory
-from ..grids.array_records import view_record
-from ..grids.machine import format_bytes
+from ..flower.array_records import view_record
 from ..protocol import GRAD_SCALER, MOMENTUM, TrainOrder, TrainReport
 from .batches import (
     BatchSource,

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from ..errors import UsageError, first_line
-from ..grids.array_records import (
+from ..flower.array_records import (
     ArrayView,
     Layout,
     elements_of,

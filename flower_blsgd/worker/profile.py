@@ -11,14 +11,14 @@ from typing import Any
 from flwr.app import Context, Message
 
 from ..algorithm.averaging import weighted_average
-from ..errors import UsageError
-from ..grids.array_records import view_record
-from ..grids.worker_spec import (
+from ..devices.worker_spec import (
     WorkerSpec,
     parse_workers,
     warn_of_unknown_keys,
     worker_from_node_config,
 )
+from ..errors import UsageError
+from ..flower.array_records import view_record
 from ..protocol import SumOrder, SumReport, WorkerProfile
 
 

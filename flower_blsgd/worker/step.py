@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from ..devices.machine import accelerator_of
+from ..devices.worker_spec import PRECISIONS, Precision
 from ..errors import UsageError
-from ..grids.machine import accelerator_of
-from ..grids.worker_spec import PRECISIONS, Precision
 from ..protocol import SLOTS
 from .model_io import check_optimizer
 

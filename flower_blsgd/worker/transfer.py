@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..grids.array_records import Flat, Layout
-from ..grids.shared_memory import Block, BlockMemory
+from ..engines.local.shared_memory import Block, BlockMemory
+from ..flower.array_records import Flat, Layout
 
 PIECE_BYTES = 1 << 25
 """Largest buffer of a piece; a larger tensor is copied alone, without a buffer."""

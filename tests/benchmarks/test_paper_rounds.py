@@ -11,8 +11,8 @@ from benchmarks import paper_rounds
 from benchmarks.made_up_data import make_up
 from benchmarks.memory_watch import Peak
 from benchmarks.paper_rounds import NARROW, PaperRound
-from flower_blsgd.grids.machine import Machine
-from flower_blsgd.grids.worker_spec import parse_workers
+from flower_blsgd.devices.machine import Machine
+from flower_blsgd.devices.worker_spec import parse_workers
 from flower_blsgd.tasks import load_task
 
 from ..command import Command

@@ -22,7 +22,7 @@ from benchmarks.study.estimator import Curve, Target, interval, speedup
 from benchmarks.study.runs import Run, Store, is_due
 from benchmarks.study.tasks import Places
 from flower_blsgd import LocalSGD, TrainOrder, TrainReport, train
-from flower_blsgd.grids.array_records import view_record
+from flower_blsgd.flower.array_records import view_record
 
 # --- estimator
 

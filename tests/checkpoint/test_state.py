@@ -20,11 +20,11 @@ from flower_blsgd.checkpoint.state import capture, expanded, restore
 from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.array_records import view_record
-from flower_blsgd.grids.flower_internals import become_server
+from flower_blsgd.flower.array_records import view_record
+from flower_blsgd.flower.internals import become_server
 from flower_blsgd.protocol import MOMENTUM, HostOrders, WorkerProfile
 from flower_blsgd.run import make_strategy
-from flower_blsgd.strategy import speeds
+from flower_blsgd.strategy import connector
 from flower_blsgd.worker.profile import answer_sum
 
 from ..hosts.host_nodes import HostNode
@@ -205,7 +205,7 @@ def test_resumed_run_keeps_the_local_steps_that_were_chosen(
     def measured(_: object, arrays: ArrayRecord, shape: RoundShape, *rest: object) -> object:
         return [[*(1.0 for _ in shape.local_steps), next(overheads)]]
 
-    monkeypatch.setattr(speeds, "measure_rounds", measured)
+    monkeypatch.setattr(connector, "measure_rounds", measured)
     assert_goes_on_to_the_bit(tmp_path, config_of(local_steps_fast="auto"), k=3)
     assert next(overheads) == 1.0  # it was not measured again
 

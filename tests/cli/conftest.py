@@ -13,7 +13,7 @@ from flower_blsgd.cli.main import main
 
 from ..command import changes_undone
 
-LOAD_SERVER_APP = "flower_blsgd.grids.flower_internals.load_app"
+LOAD_SERVER_APP = "flower_blsgd.flower.internals.load_app"
 Refused = Callable[..., str]
 Printed = Callable[..., list[str]]
 
@@ -35,9 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(os, "fork", refuse)
-    for module in ("run", "grids.local_grid", "grids.fork_server"):
+    for module in ("run", "engines.local.grid", "engines.local.fork_server"):
         monkeypatch.setattr(f"flower_blsgd.{module}.start_fork_server", lambda modules=(): None)
-    monkeypatch.setattr("flower_blsgd.grids.machine._accelerators", lambda: ())
+    monkeypatch.setattr("flower_blsgd.devices.machine._accelerators", lambda: ())
     monkeypatch.chdir(tmp_path)
     with changes_undone():
         yield tmp_path

@@ -9,10 +9,10 @@ from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.cli import main as cli
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.machine import usable_cores
+from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.experiments import calibration, compare
 from flower_blsgd.experiments.calibration import Speeds, Spread
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.strategy.budget import NO_LIMIT
 
 from ..experiments.fake_training import FakeTrain, write_run

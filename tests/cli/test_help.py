@@ -11,7 +11,7 @@ import pytest
 
 from flower_blsgd.cli import main as cli
 from flower_blsgd.cli.commands import COMMANDS, GROUPS
-from flower_blsgd.grids.flower_app import built_in_app, run_config
+from flower_blsgd.flower.app_folder import built_in_app, run_config
 
 from .conftest import Printed
 

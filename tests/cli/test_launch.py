@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.strategy.budget import NO_LIMIT
 

@@ -20,8 +20,8 @@ from flower_blsgd.cli.options import (
     terminated_like_interrupted,
 )
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import Accelerator, usable_cores
+from flower_blsgd.devices.machine import Accelerator, usable_cores
+from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.results.folder import read_config
 
 from .conftest import LOAD_SERVER_APP, Printed, Refused
@@ -239,8 +239,8 @@ def test_devices_describes_the_accelerators(
         "cuda:1": Accelerator("GTX 1080 Ti", 11_700_000_000, (6, 1), "cuda:1 is not supported"),
         "xpu:0": Accelerator("xpu:0"),
     }
-    monkeypatch.setattr("flower_blsgd.grids.machine._accelerators", lambda: tuple(cards))
-    monkeypatch.setattr("flower_blsgd.grids.machine.accelerator_of", cards.__getitem__)
+    monkeypatch.setattr("flower_blsgd.devices.machine._accelerators", lambda: tuple(cards))
+    monkeypatch.setattr("flower_blsgd.devices.machine.accelerator_of", cards.__getitem__)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     lines = printed("devices")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if ":0 " in line]

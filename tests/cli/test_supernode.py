@@ -16,9 +16,9 @@ from flower_blsgd.cli.supernode import (
     node_commands,
     node_config_text,
 )
+from flower_blsgd.devices.machine import Machine, usable_cores
+from flower_blsgd.devices.worker_spec import parse_workers
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.machine import Machine, usable_cores
-from flower_blsgd.grids.worker_spec import parse_workers
 
 from ..refusal import refusal
 from .conftest import Refused

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
 from tests.grids.processes import living, wait_until
 
 from .servers import listening

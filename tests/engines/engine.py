@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
 from scripts.flower_engine import Engine
 
 FIRST, LAST = usable_cores()[0], usable_cores()[-1]

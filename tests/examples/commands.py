@@ -14,8 +14,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from flower_blsgd.grids.flower_app import read_app
-from flower_blsgd.grids.flower_internals import load_app
+from flower_blsgd.flower.app_folder import read_app
+from flower_blsgd.flower.internals import load_app
 
 from ..in_process_grid import Handler, InProcessGrid
 

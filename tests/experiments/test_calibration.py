@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message
 
+from flower_blsgd.devices.machine import usable_cores
+from flower_blsgd.devices.worker_spec import WorkerSpec, parse_workers, workers_text
+from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.calibration import Speeds, Spread, measure, without_speeds
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import usable_cores
-from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers, workers_text
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 
 from ..in_process_grid import FailureKind, InProcessGrid

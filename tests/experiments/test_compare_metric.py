@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.experiments.compare import compare
 from flower_blsgd.experiments.html_report import write_report
-from flower_blsgd.grids.machine import usable_cores
 
 from ..refusal import refusal
 

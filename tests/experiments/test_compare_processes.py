@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flower_blsgd.grids.machine import usable_cores
-from flower_blsgd.grids.worker_spec import parse_workers
+from flower_blsgd.devices.machine import usable_cores
+from flower_blsgd.devices.worker_spec import parse_workers
 
 from ..command import Command
 from ..grids.processes import living, processes_below, wait_until

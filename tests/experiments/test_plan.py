@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.experiments.calibration import Speeds, Spread
 from flower_blsgd.experiments.plan import (
     Plan,
@@ -19,7 +20,6 @@ from flower_blsgd.experiments.plan import (
     slow_device_notes,
     speed_table,
 )
-from flower_blsgd.grids.worker_spec import WorkerSpec
 
 NUM_SAMPLES = 50_000
 

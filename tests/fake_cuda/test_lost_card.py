@@ -10,7 +10,7 @@ from .environment import emulated
 PROGRAM = """
 import torch
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.app_call import error_of
+from flower_blsgd.flower.app_call import error_of
 
 print(error_of(ValueError()).code, torch.cuda.is_initialized())
 ones = torch.ones(2, device="cuda:1")

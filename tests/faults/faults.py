@@ -73,7 +73,7 @@ class Faults:
         return cls(Fault(worker, first, last, kind, draw.uniform(0.1, 2.0)))
 
     def __call__(self) -> None:
-        from flower_blsgd.grids import worker_process
+        from flower_blsgd.engines.local import worker_process
 
         handler_of = worker_process.handler_of
 

@@ -27,8 +27,8 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.taken_under import conditions
-from flower_blsgd.grids.fork_server import start_fork_server
-from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.engines.local.fork_server import start_fork_server
+from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker import MODULES
 

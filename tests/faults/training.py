@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.fork_server import start_fork_server
-from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.engines.local.fork_server import start_fork_server
+from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.run import make_local_grid, train_on

@@ -19,7 +19,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.data.cache import UnusableError, open_entry
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.comparison import read_run
-from flower_blsgd.grids.flower_app import built_in_app, run_config
+from flower_blsgd.flower.app_folder import built_in_app, run_config
 from flower_blsgd.tasks.digits import small_cnn
 
 from ..data.test_cache import numbers

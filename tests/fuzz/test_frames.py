@@ -13,9 +13,7 @@ from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.grids.array_records import AnyArray, is_plain, view_record
-from flower_blsgd.grids.flower_internals import RAISED, become_server, give_message_id
-from flower_blsgd.grids.stream.codec import (
+from flower_blsgd.engines.stream.codec import (
     acknowledgement_of,
     chunks_of,
     decode_reply,
@@ -24,7 +22,9 @@ from flower_blsgd.grids.stream.codec import (
     frame_of,
     read_frames,
 )
-from flower_blsgd.grids.stream.encoded_arrays import Broadcast, FrameError, decode_arrays
+from flower_blsgd.engines.stream.encoded_arrays import Broadcast, FrameError, decode_arrays
+from flower_blsgd.flower.array_records import AnyArray, is_plain, view_record
+from flower_blsgd.flower.internals import RAISED, become_server, give_message_id
 
 from .mutations import changed_bytes, thoroughly
 

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_blsgd.grids.app_call import accept_views
+from flower_blsgd.flower.app_call import accept_views
 
 app, viewing_app = ClientApp(), ClientApp()
 accept_views(viewing_app)

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from flower_blsgd.grids.shared_memory import Block, BufferPool, Channel, pack
+from flower_blsgd.engines.local.shared_memory import Block, BufferPool, Channel, pack
 
 SHARED_NAME = "memfd:blsgd"
 

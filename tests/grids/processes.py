@@ -12,9 +12,9 @@ import psutil
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.worker_process import WorkerProcess
-from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.devices.worker_spec import WorkerSpec
+from flower_blsgd.engines.local.grid import LocalGrid
+from flower_blsgd.engines.local.worker_process import WorkerProcess
 
 from .channels import bytes_of, sum_of
 

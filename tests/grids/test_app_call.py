@@ -22,7 +22,7 @@ from flwr.clientapp.mod import (
 from flower_blsgd import TrainOrder, answer_profile, serve_sessions
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.app_call import (
+from flower_blsgd.flower.app_call import (
     OUT_OF_MEMORY,
     PROCESS_ENDS,
     REFUSED,
@@ -30,7 +30,7 @@ from flower_blsgd.grids.app_call import (
     error_of,
     handler_of,
 )
-from flower_blsgd.grids.flower_internals import (
+from flower_blsgd.flower.internals import (
     CRASHED,
     NOT_LOADED,
     RAISED,

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.grids.array_records import (
+from flower_blsgd.flower.array_records import (
     ArrayView,
     Layout,
     PrivateArray,

@@ -16,9 +16,9 @@ from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import ServerApp
 
-from flower_blsgd.grids import flower_internals
-from flower_blsgd.grids.app_call import OUT_OF_MEMORY
-from flower_blsgd.grids.flower_internals import (
+from flower_blsgd.flower import internals
+from flower_blsgd.flower.app_call import OUT_OF_MEMORY
+from flower_blsgd.flower.internals import (
     CRASHED,
     NODE_GONE,
     NOT_LOADED,
@@ -125,13 +125,13 @@ def test_records_by_kind_still_check_and_write_through() -> None:
 
 
 def test_private_parts_of_flower_are_imported_in_one_module_only() -> None:
-    internals = Path(inspect.getfile(flower_internals))
+    module = Path(inspect.getfile(internals))
     found = []
-    for file in sorted(internals.parents[1].rglob("*.py")):
+    for file in sorted(module.parents[1].rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if file != internals:
+            if file != module:
                 found += [
                     f"{file.name}: {n}"
                     for n in names

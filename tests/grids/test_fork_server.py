@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flower_blsgd.grids.machine import OWN_DEVICE, Machine, usable_cores
-from flower_blsgd.grids.pinning import THREAD_VARIABLES, environment, pinned
-from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.devices.machine import OWN_DEVICE, Machine, usable_cores
+from flower_blsgd.devices.pinning import THREAD_VARIABLES, environment, pinned
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from tests.log_capture import captured_log
 
 from .processes import (
@@ -63,7 +63,7 @@ def test_environment(
 
 def test_environment_next_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     card, one, two = (WorkerSpec("cuda:1"), WorkerSpec("cpu", (0,)), WorkerSpec("cpu", (1,)))
-    monkeypatch.setattr("flower_blsgd.grids.pinning.this_machine", lambda: Machine((0, 1, 2, 3)))
+    monkeypatch.setattr("flower_blsgd.devices.pinning.this_machine", lambda: Machine((0, 1, 2, 3)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from flower_blsgd.devices import machine
+from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids import machine
-from flower_blsgd.grids.array_records import PrivateArray, view_record
-from flower_blsgd.grids.flower_internals import RAISED
-from flower_blsgd.grids.local_grid import LocalGrid
+from flower_blsgd.flower.array_records import PrivateArray, view_record
+from flower_blsgd.flower.internals import RAISED
 
 from .channels import mapped_sizes, open_files
 from .processes import (

@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from flower_blsgd.grids import worker_process
-from flower_blsgd.grids.app_call import PROCESS_ENDS
-from flower_blsgd.grids.flower_internals import (
+from flower_blsgd.devices.machine import usable_cores
+from flower_blsgd.devices.worker_spec import WorkerSpec
+from flower_blsgd.engines.local import worker_process
+from flower_blsgd.engines.local.grid import LocalGrid
+from flower_blsgd.engines.local.shared_memory import Channel
+from flower_blsgd.flower.app_call import PROCESS_ENDS
+from flower_blsgd.flower.internals import (
     CRASHED,
     NODE_GONE,
     NOT_LOADED,
 )
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import usable_cores
-from flower_blsgd.grids.shared_memory import Channel
-from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import Failure
 
 from ..log_capture import captured_log
@@ -302,7 +302,7 @@ def test_process_that_cannot_start(app_dir: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("count", "limits"), [(150, "150 200"), (1000, "200 200")])
 def test_limit_of_open_files_goes_up_as_far_as_it_may(count: int, limits: str) -> None:
     program = (
-        "import resource; from flower_blsgd.grids.local_grid import _allow_open_files; "
+        "import resource; from flower_blsgd.engines.local.grid import _allow_open_files; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200)); "
         f"_allow_open_files({count}); print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
@@ -315,7 +315,7 @@ PROGRAM = """
 import threading, time
 from flwr.app import Message
 from flwr.clientapp import ClientApp
-from flower_blsgd.grids.app_call import set_main_program
+from flower_blsgd.flower.app_call import set_main_program
 
 app = ClientApp()
 app.train()(lambda message, context: Message(message.content, reply_to=message))
@@ -400,7 +400,7 @@ def test_reply_that_cannot_be_taken_in_costs_that_message_only(
 
     with make_grid(app_dir) as grid:
         first = answer_of(ask_one(grid, order()))
-        monkeypatch.setattr("flower_blsgd.grids.shared_memory.recv_handle", fail)
+        monkeypatch.setattr("flower_blsgd.engines.local.shared_memory.recv_handle", fail)
         assert ask_one(grid, large()).error.code == CRASHED
         assert answer_of(ask_one(grid, large()))["pid"] != first["pid"]
 

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flower_blsgd.errors import UsageError
-from flower_blsgd.grids import machine
-from flower_blsgd.grids.machine import (
+from flower_blsgd.devices import machine
+from flower_blsgd.devices.machine import (
     OWN_DEVICE,
     Machine,
     accelerator_names,
@@ -19,7 +18,8 @@ from flower_blsgd.grids.machine import (
     usable_cores,
     visible_card,
 )
-from flower_blsgd.grids.worker_spec import WorkerSpec, cores_note, parse_workers
+from flower_blsgd.devices.worker_spec import WorkerSpec, cores_note, parse_workers
+from flower_blsgd.errors import UsageError
 
 
 @pytest.fixture
@@ -171,9 +171,9 @@ def test_a_card_without_kernels_is_refused_and_left_out(monkeypatch: pytest.Monk
 def test_looking_at_cpu_workers_imports_no_torch() -> None:
     """A worker reads its own specification before it is pinned, and pinning comes before torch."""
     program = (
-        "import sys; from flower_blsgd.grids import local_grid, worker_process; "
-        "from flower_blsgd.grids.machine import this_machine; "
-        "from flower_blsgd.grids.worker_spec import parse_workers; "
+        "import sys; from flower_blsgd.engines.local import grid, worker_process; "
+        "from flower_blsgd.devices.machine import this_machine; "
+        "from flower_blsgd.devices.worker_spec import parse_workers; "
         "core = this_machine().cores[0]; parse_workers(f'2x cpu; cpu:{core} slow'); "
         "print([name for name in ('torch', 'ray', 'matplotlib') if name in sys.modules])"
     )

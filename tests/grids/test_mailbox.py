@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 
-from flower_blsgd.grids import mailbox as module
-from flower_blsgd.grids.flower_internals import give_message_id
-from flower_blsgd.grids.mailbox import Mailbox
+from flower_blsgd.engines import mailbox as module
+from flower_blsgd.engines.mailbox import Mailbox
+from flower_blsgd.flower.internals import give_message_id
 
 
 def reply_to(message: Message) -> Message:

@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from flower_blsgd.grids.array_records import (
+from flower_blsgd.engines.local.shared_memory import (
+    BlockMemory,
+    BufferPool,
+    PlacedRecords,
+    pack,
+)
+from flower_blsgd.flower.array_records import (
     ArrayView,
     Layout,
     PrivateArray,
     flat_record,
     view_record,
-)
-from flower_blsgd.grids.shared_memory import (
-    BlockMemory,
-    BufferPool,
-    PlacedRecords,
-    pack,
 )
 
 from .channels import Side, bytes_of, mapped_sizes, open_files, two_sides

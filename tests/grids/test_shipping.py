@@ -13,11 +13,11 @@ import pytest
 import torch
 from flwr.app import ConfigRecord
 
+from flower_blsgd.devices import machine
+from flower_blsgd.devices.worker_spec import WorkerSpec
+from flower_blsgd.engines.local.grid import LocalGrid
+from flower_blsgd.engines.local.shared_memory import BufferPool, Payload, _torch_settings, ship
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids import machine
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.shared_memory import BufferPool, Payload, _torch_settings, ship
-from flower_blsgd.grids.worker_spec import WorkerSpec
 
 from .channels import bytes_of, mapped_sizes, open_files, two_sides
 from .processes import answer_of, ask, ask_one, needs_proc, process_ids, shared_bytes

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.machine import Machine
-from flower_blsgd.grids.worker_spec import (
+from flower_blsgd.devices.machine import Machine
+from flower_blsgd.devices.worker_spec import (
     OPTIONS,
     Option,
     WorkerSpec,
@@ -22,6 +21,7 @@ from flower_blsgd.grids.worker_spec import (
     worker_from_node_config,
     workers_text,
 )
+from flower_blsgd.errors import UsageError
 
 BOX = Machine(tuple(range(24)), ("cuda:0", "cuda:1", "xpu:0", "mps"))
 

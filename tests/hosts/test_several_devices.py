@@ -25,10 +25,10 @@ from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.averaging import EqualWeighting, NormalizedWeighting, PerSampleWeighting
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.flower_internals import RAISED
-from flower_blsgd.grids.machine import Machine, usable_cores
-from flower_blsgd.grids.stream.session import in_session, session
-from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.devices.machine import Machine, usable_cores
+from flower_blsgd.devices.worker_spec import WorkerSpec
+from flower_blsgd.engines.stream.session import in_session, session
+from flower_blsgd.flower.internals import RAISED
 from flower_blsgd.hosts.several_devices import node_workers, several_devices
 from flower_blsgd.protocol import (
     EvaluateReport,

@@ -10,8 +10,8 @@ import pytest
 from flwr.app import ArrayRecord
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.machine import Machine
-from flower_blsgd.grids.worker_spec import WorkerSpec, parse_workers
+from flower_blsgd.devices.machine import Machine
+from flower_blsgd.devices.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.paper.reproductions import printed
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.run import make_strategy

@@ -10,8 +10,8 @@ import pytest
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.experiments.plan import plan_runs
-from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.paper.reproductions import COMPUTED, MEASURED, label, printed
 from flower_blsgd.strategy.cost_model import Prediction
 

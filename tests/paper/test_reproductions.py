@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.machine import Machine
-from flower_blsgd.grids.worker_spec import parse_workers
+from flower_blsgd.devices.machine import Machine
+from flower_blsgd.devices.worker_spec import parse_workers
 from flower_blsgd.paper.reproduce import cost
 from flower_blsgd.paper.reproductions import (
     COMPUTED,

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 from flower_blsgd.cli.main import _parser
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.flower_app import find_app, run_config
+from flower_blsgd.flower.app_folder import find_app, run_config
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.results import progress as progress_module
 from flower_blsgd.results import recorder as recorder_module

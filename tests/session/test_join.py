@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from flower_blsgd import launch
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import CONFIG as SETTINGS
 from flower_blsgd.protocol import SessionInfo
 from flower_blsgd.run import Workload, make_strategy

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 import flower_blsgd
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.launch import _WorkerLogs
 from flower_blsgd.launch import launch as launch_script
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from flower_blsgd.algorithm.sampling import permutation_stream
 from flower_blsgd.data.source import import_torchvision
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.integrations.lightning import BlsgdCallback
 from flower_blsgd.protocol import TrainOrder, TrainReport
 from flower_blsgd.session.exchange import HERE, End, Exchange, Train

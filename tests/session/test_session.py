@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from flower_blsgd.algorithm.sampling import permutation_stream
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import EvaluateOrder, TrainOrder, TrainReport
 from flower_blsgd.session.exchange import HERE, End, Evaluate, Exchange, Train
 from flower_blsgd.session.session import Session, join

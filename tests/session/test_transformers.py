@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_blsgd.algorithm.sampling import permutation_stream
-from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.models.pretrained import import_transformers
 from flower_blsgd.protocol import EvaluateOrder, TrainOrder, TrainReport
 from flower_blsgd.session.exchange import HERE, End, Evaluate, Exchange, Train

@@ -12,10 +12,10 @@ from flower_blsgd.algorithm.local_steps import Clock, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import SeparatedSampler
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.protocol import Keys, ProfileQuery, TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.strategy.connector import Connector
 from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.replies import CheckedReply
 from flower_blsgd.strategy.round import Outcome, Round
-from flower_blsgd.strategy.speeds import Connector
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
 
 from ..in_process_grid import InProcessGrid, ToyWorker, fast_profile, slow_profile, toy_arrays

@@ -21,7 +21,7 @@ from flower_blsgd.algorithm.averaging import (
 )
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer, OuterSGD
 from flower_blsgd.algorithm.tensor_sum import AnyArray
-from flower_blsgd.grids.array_records import tensors_of, view_record
+from flower_blsgd.flower.array_records import tensors_of, view_record
 from flower_blsgd.protocol import Keys
 from flower_blsgd.strategy.averaging import Averaging
 from flower_blsgd.strategy.replies import CheckedReply

@@ -108,7 +108,7 @@ def test_planned_samples_are_trained_given_up_or_cut_off(rounds: list[tuple[str,
             if event == "fails":
                 grid.fail_at(place, server_round, "missing")
         try:
-            with patch("flower_blsgd.strategy.speeds._RETURN_SECONDS", 0.0):
+            with patch("flower_blsgd.strategy.connector._RETURN_SECONDS", 0.0):
                 play_round(strategy, grid, server_round)
         except AggregationError:
             break  # nobody was there, or succeeded

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from flwr.app import ArrayRecord, Error, Message, MetricRecord
 
-from flower_blsgd.grids.flower_internals import CRASHED
+from flower_blsgd.flower.internals import CRASHED
 from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, WorkerProfile
 from flower_blsgd.strategy.evaluation import WorkerEvaluation, batches_by_speed
 from flower_blsgd.strategy.fit_loop import EpochEnd

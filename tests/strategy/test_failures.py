@@ -12,10 +12,10 @@ from flwr.serverapp.exception import AggregationError
 from flower_blsgd.algorithm.catalog import TrainOn
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.app_call import error_of
-from flower_blsgd.grids.flower_internals import NOT_LOADED
-from flower_blsgd.grids.worker_spec import WorkerSpec
+from flower_blsgd.flower.app_call import error_of
+from flower_blsgd.flower.internals import NOT_LOADED
 from flower_blsgd.protocol import Failure, HostReply
 from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.summary import summary_of
@@ -208,7 +208,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.at: dict[float, Any] = {}
-        monkeypatch.setattr("flower_blsgd.strategy.speeds.time", self)
+        monkeypatch.setattr("flower_blsgd.strategy.connector.time", self)
 
     def monotonic(self) -> float:
         return self.now

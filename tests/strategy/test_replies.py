@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message
 
-from flower_blsgd.grids.array_records import FlatTensors, flat_like
+from flower_blsgd.flower.array_records import FlatTensors, flat_like
 from flower_blsgd.protocol import ProtocolError
 from flower_blsgd.strategy.replies import ModelShape
 

@@ -12,11 +12,11 @@ from flwr.app import ArrayRecord, Error, Message
 
 from flower_blsgd.algorithm.averaging import weighted_average
 from flower_blsgd.config import RunConfig
-from flower_blsgd.grids.array_records import view_record
-from flower_blsgd.grids.flower_internals import CRASHED
-from flower_blsgd.grids.local_grid import LocalGrid
-from flower_blsgd.grids.machine import usable_cores
-from flower_blsgd.grids.worker_spec import parse_workers
+from flower_blsgd.devices.machine import usable_cores
+from flower_blsgd.devices.worker_spec import parse_workers
+from flower_blsgd.engines.local.grid import LocalGrid
+from flower_blsgd.flower.array_records import view_record
+from flower_blsgd.flower.internals import CRASHED
 from flower_blsgd.protocol import TRAIN_SUM, SumOrder, SumReport, WorkerProfile
 from flower_blsgd.run import make_strategy, train_on
 from flower_blsgd.strategy.round_metrics import RoundRecord

@@ -105,7 +105,7 @@ def test_update_waits_for_enough_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         if len(slept) == 2:
             grid.connect(200, ToyWorker(slow_profile(1)))
 
-    monkeypatch.setattr("flower_blsgd.strategy.speeds.time.sleep", connect_another)
+    monkeypatch.setattr("flower_blsgd.strategy.connector.time.sleep", connect_another)
     assert len(connected(grid, min_workers=2).registry.active) == 2
     assert len(slept) == 2
 

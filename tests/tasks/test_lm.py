@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from flower_blsgd import evaluate_run, load, train
+from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.machine import usable_cores
 from flower_blsgd.models.pretrained import import_transformers, quiet
 from flower_blsgd.tasks import load_task
 from flower_blsgd.tasks.by_name import prepare_task

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from flower_blsgd.grids.worker_spec import Precision
+from flower_blsgd.devices.worker_spec import Precision
 from flower_blsgd.tasks.task import correct
 from flower_blsgd.worker.evaluation import evaluate_sums
 from flower_blsgd.worker.local_sgd import SampleLoss, cross_entropy

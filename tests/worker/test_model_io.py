@@ -8,7 +8,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import nn
 
-from flower_blsgd.grids.array_records import Layout, flat_like, flat_of, flat_record, view_record
+from flower_blsgd.flower.array_records import Layout, flat_like, flat_of, flat_record, view_record
 from flower_blsgd.worker import model_io, transfer
 from flower_blsgd.worker.model_io import load_state, state_record
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainReport
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.array_records import view_record
+from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.protocol import MOMENTUM
 from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker import batches

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainOrder, TrainReport
 from flower_blsgd.algorithm.averaging import weighted_average
-from flower_blsgd.grids.array_records import flat_like, view_record
+from flower_blsgd.flower.array_records import flat_like, view_record
 from flower_blsgd.strategy.replies import ModelShape
 from flower_blsgd.worker import local_sgd
 

@@ -7,9 +7,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import flower_blsgd
+from flower_blsgd.devices.machine import usable_cores
+from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.machine import usable_cores
-from flower_blsgd.grids.worker_spec import WorkerSpec
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.worker.profile import answer_profile, worker_of
 

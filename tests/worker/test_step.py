@@ -10,10 +10,10 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD
+from flower_blsgd.devices.machine import Accelerator
+from flower_blsgd.devices.worker_spec import PRECISIONS, Precision
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.array_records import view_record
-from flower_blsgd.grids.machine import Accelerator
-from flower_blsgd.grids.worker_spec import PRECISIONS, Precision
+from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker import local_sgd, step
 from flower_blsgd.worker.local_sgd import compile_mode, cross_entropy

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flower_blsgd import LocalSGD
-from flower_blsgd.grids.machine import usable_cores
+from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.worker.trace import traced
 
 from ..command import Command

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from flower_blsgd.grids.array_records import Flat, flat_of, flat_record
-from flower_blsgd.grids.shared_memory import BufferPool
+from flower_blsgd.engines.local.shared_memory import BufferPool
+from flower_blsgd.flower.array_records import Flat, flat_of, flat_record
 from flower_blsgd.worker import transfer
 from flower_blsgd.worker.model_io import load_state, state_record
 

@@ -15,7 +15,7 @@ CHILDREN = {"top": "executor", "executor": "app"}
 
 def main(role: str, notes: str, *_: str) -> None:
     if role == "app":
-        from flower_blsgd.grids.stream.client import die_with_supernode
+        from flower_blsgd.engines.stream.client import die_with_supernode
 
         die_with_supernode()
     else:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flower_blsgd.grids.stream import client
+from flower_blsgd.engines.stream import client
 
 
 @pytest.fixture(autouse=True)

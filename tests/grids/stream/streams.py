@@ -16,10 +16,10 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from flower_blsgd.grids.app_call import serve_sessions
-from flower_blsgd.grids.array_records import AnyArray, view_record
-from flower_blsgd.grids.flower_internals import NODE_GONE, RAISED, empty_run
-from flower_blsgd.grids.stream.grid import StreamGrid
+from flower_blsgd.engines.stream.grid import StreamGrid
+from flower_blsgd.engines.stream.serving import serve_sessions
+from flower_blsgd.flower.array_records import AnyArray, view_record
+from flower_blsgd.flower.internals import NODE_GONE, RAISED, empty_run
 
 from ..processes import wait_until
 from .slow_link import SlowLink

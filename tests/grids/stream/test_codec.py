@@ -14,17 +14,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.grids.array_records import AnyArray, view_record
-from flower_blsgd.grids.flower_internals import (
-    RAISED,
-    ProtoArray,
-    ProtoArrayRecord,
-    become_server,
-    give_message_id,
-    message_to_proto,
-)
-from flower_blsgd.grids.stream import codec, encoded_arrays
-from flower_blsgd.grids.stream.codec import (
+from flower_blsgd.engines.stream import codec, encoded_arrays
+from flower_blsgd.engines.stream.codec import (
     EncodedMessage,
     chunks_of,
     decode_reply,
@@ -33,7 +24,7 @@ from flower_blsgd.grids.stream.codec import (
     frame_of,
     read_frames,
 )
-from flower_blsgd.grids.stream.encoded_arrays import (
+from flower_blsgd.engines.stream.encoded_arrays import (
     CHUNK_BYTES,
     Broadcast,
     EncodedRecord,
@@ -45,6 +36,15 @@ from flower_blsgd.grids.stream.encoded_arrays import (
     from_16_bits,
     plain_arrays,
     to_16_bits,
+)
+from flower_blsgd.flower.array_records import AnyArray, view_record
+from flower_blsgd.flower.internals import (
+    RAISED,
+    ProtoArray,
+    ProtoArrayRecord,
+    become_server,
+    give_message_id,
+    message_to_proto,
 )
 
 Model = dict[str, AnyArray]

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from flower_blsgd.grids.array_records import view_record
-from flower_blsgd.grids.flower_internals import NODE_GONE
-from flower_blsgd.grids.stream import client
-from flower_blsgd.grids.stream.client import Session
-from flower_blsgd.grids.stream.codec import frame_of
-from flower_blsgd.grids.stream.security import new_certificate
-from flower_blsgd.grids.stream.session import SessionRequest
+from flower_blsgd.engines.stream import client
+from flower_blsgd.engines.stream.client import Session
+from flower_blsgd.engines.stream.codec import frame_of
+from flower_blsgd.engines.stream.security import new_certificate
+from flower_blsgd.engines.stream.session import SessionRequest
+from flower_blsgd.flower.array_records import view_record
+from flower_blsgd.flower.internals import NODE_GONE
 
 from ...log_capture import captured_log
 from ..processes import wait_until

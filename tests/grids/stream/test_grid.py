@@ -15,12 +15,13 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from flower_blsgd import StreamGrid, UsageError, stream
-from flower_blsgd.grids.app_call import accept_views, serve_sessions
-from flower_blsgd.grids.array_records import view_record
-from flower_blsgd.grids.flower_internals import NODE_GONE, RAISED, is_deployment, superlink_of
-from flower_blsgd.grids.stream import grid as grid_module
-from flower_blsgd.grids.stream.encoded_arrays import FrameError
-from flower_blsgd.grids.stream.session import SESSION_MESSAGE
+from flower_blsgd.engines.stream import grid as grid_module
+from flower_blsgd.engines.stream.encoded_arrays import FrameError
+from flower_blsgd.engines.stream.serving import serve_sessions
+from flower_blsgd.engines.stream.session import SESSION_MESSAGE
+from flower_blsgd.flower.app_call import accept_views
+from flower_blsgd.flower.array_records import view_record
+from flower_blsgd.flower.internals import NODE_GONE, RAISED, is_deployment, superlink_of
 
 from ...log_capture import captured_log
 from ..processes import wait_until

@@ -10,11 +10,11 @@ import pytest
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
-from flower_blsgd.grids.flower_internals import CRASHED, RAISED, give_message_id
-from flower_blsgd.grids.mailbox import Mailbox
-from flower_blsgd.grids.stream.grid import Membership
-from flower_blsgd.grids.stream.server import Link, StreamServer
-from flower_blsgd.grids.stream.session import SESSION_MESSAGE, SessionRequest, SessionResult
+from flower_blsgd.engines.mailbox import Mailbox
+from flower_blsgd.engines.stream.grid import Membership
+from flower_blsgd.engines.stream.server import Link, StreamServer
+from flower_blsgd.engines.stream.session import SESSION_MESSAGE, SessionRequest, SessionResult
+from flower_blsgd.flower.internals import CRASHED, RAISED, give_message_id
 
 from ...log_capture import captured_log
 from .streams import LOOPBACK

@@ -15,13 +15,11 @@ import pytest
 from cryptography import x509
 from flwr.app import Message, RecordDict
 
-from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.flower_internals import give_message_id
-from flower_blsgd.grids.mailbox import Mailbox
-from flower_blsgd.grids.stream import server as server_module
-from flower_blsgd.grids.stream.codec import encode_messages, frame_of, read_frames
-from flower_blsgd.grids.stream.encoded_arrays import Broadcast, FrameError
-from flower_blsgd.grids.stream.security import (
+from flower_blsgd.engines.mailbox import Mailbox
+from flower_blsgd.engines.stream import server as server_module
+from flower_blsgd.engines.stream.codec import encode_messages, frame_of, read_frames
+from flower_blsgd.engines.stream.encoded_arrays import Broadcast, FrameError
+from flower_blsgd.engines.stream.security import (
     CLIENT_OPTIONS,
     METHOD,
     NODE_KEY,
@@ -34,7 +32,9 @@ from flower_blsgd.grids.stream.security import (
     new_certificate,
     own_addresses,
 )
-from flower_blsgd.grids.stream.server import Link, StreamServer
+from flower_blsgd.engines.stream.server import Link, StreamServer
+from flower_blsgd.errors import UsageError
+from flower_blsgd.flower.internals import give_message_id
 
 from ...log_capture import CapturedLog, captured_log
 from ..processes import wait_until

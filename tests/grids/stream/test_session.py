@@ -20,17 +20,17 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.exit import exit_handler, signal_handler
 
 from flower_blsgd import serve_sessions
-from flower_blsgd.grids import app_call
-from flower_blsgd.grids.app_call import set_main_program
-from flower_blsgd.grids.mailbox import Mailbox
-from flower_blsgd.grids.stream import client
-from flower_blsgd.grids.stream.grid import StreamGrid
-from flower_blsgd.grids.stream.server import StreamServer
-from flower_blsgd.grids.stream.session import (
+from flower_blsgd.engines.mailbox import Mailbox
+from flower_blsgd.engines.stream import client
+from flower_blsgd.engines.stream.grid import StreamGrid
+from flower_blsgd.engines.stream.server import StreamServer
+from flower_blsgd.engines.stream.session import (
     SESSION_MESSAGE,
     SessionRequest,
     at_session_end,
 )
+from flower_blsgd.flower import app_call
+from flower_blsgd.flower.app_call import set_main_program
 
 from ..processes import is_alive, wait_until
 from .streams import (

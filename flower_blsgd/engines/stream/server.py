@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from flwr.app import Error, Message
 
-from ..flower_internals import NODE_GONE
+from ...flower.internals import NODE_GONE
 from ..mailbox import Mailbox
 from .codec import (
     EncodedMessage,

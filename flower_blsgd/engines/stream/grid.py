@@ -13,7 +13,7 @@ from flwr.app import Context, Error, Message
 from flwr.serverapp import Grid
 
 from ...errors import UsageError, printable
-from ..flower_internals import (
+from ...flower.internals import (
     NODE_GONE,
     Run,
     add_exit_handler,

@@ -29,10 +29,17 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
-from ..files import outlast_readers
-from .pinning import ALLOCATOR, COMPILE_THREADS, PASSIVE, THREAD_VARIABLES, num_threads, pinned
-from .worker_spec import WorkerSpec
+from ...devices.pinning import (
+    ALLOCATOR,
+    COMPILE_THREADS,
+    PASSIVE,
+    THREAD_VARIABLES,
+    num_threads,
+    pinned,
+)
+from ...devices.worker_spec import WorkerSpec
+from ...errors import UsageError
+from ...files import outlast_readers
 
 _LOG = logging.getLogger(__name__)
 

@@ -25,12 +25,19 @@ from pathlib import Path
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from ..errors import UsageError
-from .app_call import PROCESS_ENDS, Handler, error_of, handler_of, main_program_of, takes_views
-from .flower_internals import NOT_LOADED, load_app, release_records_at_once
+from ...devices.worker_spec import WorkerSpec
+from ...errors import UsageError
+from ...flower.app_call import (
+    PROCESS_ENDS,
+    Handler,
+    error_of,
+    handler_of,
+    main_program_of,
+    takes_views,
+)
+from ...flower.internals import NOT_LOADED, load_app, release_records_at_once
 from .fork_server import INTERRUPTED, start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
-from .worker_spec import WorkerSpec
 
 _LAST_WORDS_SECONDS = 2.0
 PROGRAM_SECONDS = 10.0

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from flwr.app import ArrayRecord, Message, RecordDict
 
-from ..array_records import ALIGNMENT, PrivateArray
-from ..flower_internals import ProtoMessage, make_message, message_from_proto, message_to_proto
-from ..machine import free_bytes
+from ...devices.machine import free_bytes
+from ...flower.array_records import ALIGNMENT, PrivateArray
+from ...flower.internals import ProtoMessage, make_message, message_from_proto, message_to_proto
 from .encoded_arrays import (
     CHUNK_BYTES,
     Broadcast,

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from flwr.serverapp import Grid
 
-from .worker_spec import WorkerSpec
+from ..devices.worker_spec import WorkerSpec
 
 
 class GridFeatures:

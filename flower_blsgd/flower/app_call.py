@@ -10,8 +10,7 @@ from flwr.clientapp import ClientApp
 
 from ..errors import UsageError, is_out_of_memory
 from .array_records import record_of
-from .flower_internals import RAISED, answer_without_mods, skip_mods
-from .stream.session import SESSION_MESSAGE
+from .internals import RAISED, skip_mods
 
 Handler = Callable[[Message], Message]
 
@@ -24,7 +23,7 @@ PROCESS_ENDS = 1002
 REFUSED = 1003
 """Error code of a reply with a `UsageError`."""
 
-_OWN_QUERIES = "query.profile", "query.momentum"  # mods expect the messages of a strategy
+OWN_QUERIES = "query.profile", "query.momentum"  # mods expect the messages of a strategy
 _VIEWS = "blsgd_accepts_views"
 _PROGRAM = "blsgd_main_program"
 
@@ -62,58 +61,12 @@ def main_program_of(app: ClientApp) -> Callable[[Context], None] | None:
     return program
 
 
-def serve_sessions(
-    app: ClientApp, app_of: Callable[[Context], ClientApp] | None = None
-) -> ClientApp:
-    """Let a ClientApp receive its messages over a stream if the ServerApp opens one.
-
-    The functions of the app need no change. Each message on the stream calls the app as Flower
-    would, with its mods, and ``context.state`` persists between messages. A lifespan is entered
-    once for the whole session. The calls come from one thread, which is not the main thread. If the
-    session ends during a call, the call is interrupted by a `BaseException` that is not an
-    `Exception`.
-
-    Parameters
-    ----------
-    app : ClientApp
-        An app with ``@app.train()`` and similar functions. It is changed in place.
-    app_of : callable, optional
-        Returns the app that answers the messages of a node's session, instead of `app`.
-
-    Returns
-    -------
-    ClientApp
-        The same app.
-
-    Raises
-    ------
-    ValueError
-        If the app was created with ``client_fn``.
-
-    Examples
-    --------
-    ::
-
-        app = ClientApp()
-        flower_blsgd.serve_sessions(app)
-    """
-
-    def serve(message: Message, context: Context) -> Message:
-        from .stream.client import serve_session  # imports gRPC, which only streams need
-
-        return serve_session(app_of(context) if app_of else app, message, context)
-
-    answer_without_mods(app, SESSION_MESSAGE, serve)
-    skip_mods(app, _OWN_QUERIES)
-    return app
-
-
 def handler_of(app: ClientApp, context: Context) -> Handler:
     """Return a function that answers a node's messages with the app's reply or an error reply.
 
     If a call fails, the node's state is restored to what it was before.
     """
-    skip_mods(app, _OWN_QUERIES)
+    skip_mods(app, OWN_QUERIES)
 
     def handle(message: Message) -> Message:
         before = _snapshot(context.state)

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from .app_call import PROCESS_ENDS
-from .flower_internals import (
+from ...devices.pinning import environment
+from ...devices.worker_spec import WorkerSpec
+from ...flower.app_call import PROCESS_ENDS
+from ...flower.internals import (
     CRASHED,
     NODE_GONE,
     Run,
@@ -24,12 +26,10 @@ from .flower_internals import (
     give_message_id,
     release_records_at_once,
 )
+from ..mailbox import Mailbox, MailboxGrid
 from .fork_server import start_fork_server
-from .mailbox import Mailbox, MailboxGrid
-from .pinning import environment
 from .shared_memory import BufferPool, Payload, PlacedRecords, pack, ship
 from .worker_process import PROGRAM_SECONDS, Job, WorkerProcess
-from .worker_spec import WorkerSpec
 
 _LOG = logging.getLogger(__name__)
 

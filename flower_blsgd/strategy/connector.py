@@ -12,9 +12,9 @@ from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.epoch_plan import RoundShape
 from ..algorithm.local_steps import Clock
+from ..devices.worker_spec import Tier
+from ..engines.features import features_of
 from ..errors import UsageError
-from ..grids.features import features_of
-from ..grids.worker_spec import Tier
 from ..protocol import (
     HOST,
     QUERY_PROFILE,

@@ -37,7 +37,8 @@ import cloudpickle
 import numpy as np
 from flwr.app import ArrayRecord
 
-from .array_records import (
+from ...devices.machine import require_bytes
+from ...flower.array_records import (
     ALIGNMENT,
     AnyArray,
     ArrayView,
@@ -50,7 +51,6 @@ from .array_records import (
     is_plain,
     memory_of,
 )
-from .machine import require_bytes
 
 _INLINE_BYTES = 4096
 """Smaller records are pickled: a block needs at least a page and an open file."""

@@ -14,10 +14,10 @@ from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.algorithm.sampling import UniformSampler, permutation_stream
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import ProfileQuery, TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.strategy import connector as module
 from flower_blsgd.strategy import round as rounds
-from flower_blsgd.strategy import speeds as module
+from flower_blsgd.strategy.connector import Connector, assume_speeds
 from flower_blsgd.strategy.round_metrics import RoundRecord
-from flower_blsgd.strategy.speeds import Connector, assume_speeds
 
 from ..in_process_grid import (
     InProcessGrid,

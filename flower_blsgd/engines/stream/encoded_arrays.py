@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, Message
 
-from ..array_records import (
+from ...flower.array_records import (
     ALIGNMENT,
     AnyArray,
     ArrayView,
@@ -31,7 +31,7 @@ from ..array_records import (
     memory_of,
     record_of,
 )
-from ..flower_internals import ProtoArray, ProtoArrayRecord
+from ...flower.internals import ProtoArray, ProtoArrayRecord
 
 CHUNK_BYTES = 1 << 20
 """Size of the longest gRPC message."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord
 
-from .flower_internals import filled_unchecked
+from .internals import filled_unchecked
 
 AnyArray = npt.NDArray[Any]
 

@@ -18,10 +18,10 @@ import grpc
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ..app_call import PROCESS_ENDS, error_of, handler_of, main_program_of, takes_views
-from ..array_records import ArrayView, PrivateArray
-from ..flower_internals import inside_lifespan, release_records_at_once
-from ..fork_server import restore_in_forks
+from ...flower.app_call import PROCESS_ENDS, error_of, handler_of, main_program_of, takes_views
+from ...flower.array_records import ArrayView, PrivateArray
+from ...flower.internals import inside_lifespan, release_records_at_once
+from ..local.fork_server import restore_in_forks
 from .codec import chunks_of, encode_reply, read_frames
 from .encoded_arrays import FrameArrays, FrameError, Tensors, decode_arrays
 from .security import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flower_blsgd.errors import UsageError
-from flower_blsgd.grids.flower_app import FlowerApp, built_in_app, find_app, read_app, run_config
+from flower_blsgd.flower.app_folder import FlowerApp, built_in_app, find_app, read_app, run_config
 
 PYPROJECT = """
 [project]
@@ -95,11 +95,11 @@ def test_built_in_app_is_the_packed_one_where_there_is_one(
     app: FlowerApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wheel has it in a folder of the package; a source tree around the package."""
-    from flower_blsgd.grids import flower_app
+    from flower_blsgd.flower import app_folder
 
     package = tmp_path / "package"
     package.mkdir()
-    monkeypatch.setattr(flower_app, "_PACKAGE", package)
+    monkeypatch.setattr(app_folder, "_PACKAGE", package)
     assert built_in_app().path == tmp_path.resolve()
     (package / "_app").mkdir()
     (package / "_app" / "pyproject.toml").write_text(PYPROJECT.replace("demo", "packed"))

@@ -1,0 +1,1 @@
+"""A grid of worker processes on this machine, which share the memory of the models."""

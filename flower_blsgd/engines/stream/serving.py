@@ -1,0 +1,56 @@
+"""Let a ClientApp receive its messages over a stream."""
+
+from collections.abc import Callable
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ...flower.app_call import OWN_QUERIES
+from ...flower.internals import answer_without_mods, skip_mods
+from .session import SESSION_MESSAGE
+
+
+def serve_sessions(
+    app: ClientApp, app_of: Callable[[Context], ClientApp] | None = None
+) -> ClientApp:
+    """Let a ClientApp receive its messages over a stream if the ServerApp opens one.
+
+    The functions of the app need no change. Each message on the stream calls the app as Flower
+    would, with its mods, and ``context.state`` persists between messages. A lifespan is entered
+    once for the whole session. The calls come from one thread, which is not the main thread. If the
+    session ends during a call, the call is interrupted by a `BaseException` that is not an
+    `Exception`.
+
+    Parameters
+    ----------
+    app : ClientApp
+        An app with ``@app.train()`` and similar functions. It is changed in place.
+    app_of : callable, optional
+        Returns the app that answers the messages of a node's session, instead of `app`.
+
+    Returns
+    -------
+    ClientApp
+        The same app.
+
+    Raises
+    ------
+    ValueError
+        If the app was created with ``client_fn``.
+
+    Examples
+    --------
+    ::
+
+        app = ClientApp()
+        flower_blsgd.serve_sessions(app)
+    """
+
+    def serve(message: Message, context: Context) -> Message:
+        from .client import serve_session  # imports gRPC, which only streams need
+
+        return serve_session(app_of(context) if app_of else app, message, context)
+
+    answer_without_mods(app, SESSION_MESSAGE, serve)
+    skip_mods(app, OWN_QUERIES)
+    return app

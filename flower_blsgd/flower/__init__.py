@@ -1,0 +1,1 @@
+"""Flower's types and internals: apps, calls of an app, and records of arrays."""
