@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from .algorithm.catalog import (
     ALGORITHMS,
+    RELEASED_SAMPLERS,
     SAMPLERS,
     SELECTIONS,
     STEPS,
@@ -141,7 +142,7 @@ class RunConfig:
     validation_share: float = _share(0.0)
     algorithm: str = _one_of("recommended", *ALGORITHMS)
     steps: str = _part(*STEPS, custom=True)
-    sampler: str = _part(*SAMPLERS, custom=True)
+    sampler: str = _part(*SAMPLERS, *RELEASED_SAMPLERS, custom=True)
     weights: str = _part(*WEIGHTS, custom=True)
     train_on: str = _part(*TRAIN_ON)
     epochs: int = _at_least(1, 15)

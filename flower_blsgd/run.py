@@ -12,7 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 
-from .algorithm.catalog import TRAIN_ON, part_of, tau_fast
+from .algorithm.catalog import RELEASED_SAMPLERS, TRAIN_ON, part_of, tau_fast
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
 from .checkpointing import Checkpoints
@@ -25,6 +25,7 @@ from .engines.local.grid import LocalGrid
 from .errors import UsageError, first_line, is_out_of_memory
 from .flower.app_folder import built_in_app
 from .protocol import TRACE_FOLDER, EvaluateReport, WorkerProfile, state_copies
+from .released import ReleasedLocalSGD, released_sampler
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
 from .results.progress import ProgressView
@@ -338,14 +339,19 @@ def make_strategy(
             "use a smaller batch"
         )
     choices = config.choices
+    strategy: type[BiasedLocalSGD] = BiasedLocalSGD
+    if choices.sampler in RELEASED_SAMPLERS:
+        strategy, sampler = ReleasedLocalSGD, released_sampler(config)
+    else:
+        sampler = part_of("sampler", choices.sampler, config)
     outer = OUTER_OPTIMIZERS[config.outer_optimizer]
-    return BiasedLocalSGD(
+    return strategy(
         num_samples,
         config.batch_size,
         part_of("steps", choices.steps, config),
         local_steps_fast=tau_fast(config),
         learning_rate=config.learning_rate_schedule,
-        sampler=part_of("sampler", choices.sampler, config),
+        sampler=sampler,
         selection=part_of("selection", config.selection, config) if config.selection else None,
         weights=part_of("weights", choices.weights, config),
         epoch=choices.epoch,  # type: ignore[arg-type]  # checked there

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from flower_blsgd import settings
-from flower_blsgd.algorithm.catalog import ALGORITHMS, SAMPLERS, STEPS, WEIGHTS
+from flower_blsgd.algorithm.catalog import (
+    ALGORITHMS,
+    RELEASED_SAMPLERS,
+    SAMPLERS,
+    STEPS,
+    WEIGHTS,
+)
 from flower_blsgd.config import RunConfig, check_ranges
 from flower_blsgd.errors import UsageError
 from flower_blsgd.tasks import OPTIONS
@@ -207,7 +213,7 @@ def test_choices_are_those_of_the_preset_unless_a_part_is_given() -> None:
         choices = RunConfig(algorithm=name).choices
         assert choices == preset
         assert choices.steps in STEPS
-        assert choices.sampler in SAMPLERS
+        assert choices.sampler in (*SAMPLERS, *RELEASED_SAMPLERS)
         assert choices.weights in WEIGHTS
     released = RunConfig(algorithm="biased-local-sgd-released").choices
     assert (released.epoch, released.high_loss_to) == ("table", "slow")

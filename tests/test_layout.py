@@ -2,6 +2,7 @@
 
 import ast
 import io
+import itertools
 import subprocess
 import sys
 import tomllib
@@ -43,11 +44,12 @@ ARROWS = {
     | {"checkpoint", "files", "errors"},
     "resume": {"checkpoint", "results", "strategy", "tasks", "config", "errors"},
     "checkpointing": {"resume", "checkpoint", "results", "strategy"},
+    "released": {"strategy", "algorithm", "errors"},
     "run": {"results", "strategy", "protocol", "algorithm", "engines", "flower", "devices"}
-    | {"tasks", "worker", "resume", "checkpointing", "config", "errors"},
+    | {"released", "tasks", "worker", "resume", "checkpointing", "config", "errors"},
     "experiments": {"run", "results", "strategy", "protocol", "algorithm", "engines", "devices"}
     | {"worker", "config", "errors", "files"},
-    # only the command line imports it; others name it as "module:name"
+    # only the command line imports it
     "paper": {"experiments", "results", "strategy", "algorithm", "flower", "devices", "config"}
     | {"errors"},
     # of data only the repair of torchvision
@@ -65,6 +67,9 @@ ARROWS = {
     "server": {"launch", "run", "engines", "flower", "config"},
 }
 """What each package may import of the others: arrows point one way."""
+
+HEADS = ("flower_blsgd", "__main__")
+"""The public names, and the command: they may import everything."""
 
 
 def name_of(path: Path) -> str:
@@ -103,13 +108,67 @@ def test_arrows_between_packages_point_one_way() -> None:
     wrong = []
     for path in MODULES:
         package = package_of(name_of(path))
-        if package in ("flower_blsgd", "__main__"):  # the public names; the command
+        if package in HEADS:
             continue
         if more := packages_imported(path) - ARROWS[package]:
             wrong.append(f"{name_of(path)} imports {', '.join(sorted(more))}")
     assert wrong == []
     # A reader of imports that finds nothing would hold every rule.
     assert {"strategy", "results", "tasks"} <= packages_imported(ROOT / "flower_blsgd" / "run.py")
+
+
+CIRCLES: set[frozenset[str]] = {
+    frozenset({"worker.timing", "worker.local_sgd"}),
+    frozenset({"tasks.by_name", "tasks"}),
+    frozenset({"strategy.averaging", "strategy.round"}),
+    frozenset({"strategy.evaluation", "strategy.biased_local_sgd"}),
+    frozenset({"strategy.fit_loop", "strategy.biased_local_sgd"}),
+    frozenset({"strategy.evaluation", "strategy.fit_loop"}),
+    frozenset({"session.sampler", "session.session"}),
+    frozenset({"experiments.comparison_plot", "experiments.comparison_report"}),
+}
+"""Pairs of modules of one package that import each other, also through others; no more of them."""
+
+
+def test_modules_of_a_package_import_each_other_one_way_only() -> None:
+    """Also within functions, and for types only."""
+    names = {name_of(path) for path in MODULES}
+    below: dict[str, set[str]] = {}
+    for path in MODULES:
+        name = name_of(path)
+        found = {n if n in names else n.rpartition(".")[0] for n in imports_of(path)} & names
+        below[name] = {n for n in found - {name} if package_of(n) == package_of(name)}
+    for middle, name in itertools.product(names, names):  # everything that a module reaches
+        if middle in below[name]:
+            below[name] = below[name] | below[middle]
+    circles = {
+        frozenset(n.removeprefix("flower_blsgd.") for n in (name, other))
+        for name in names
+        for other in below[name] - {name}
+        if name in below[other]
+    }
+    assert circles <= CIRCLES
+
+
+NAMED_UPWARDS = {
+    ("experiments", "flower_blsgd.paper.report:page_of_reproduction"),
+    ("worker", "flower_blsgd.tasks"),
+}
+"""Modules that a lower package names as a string; none may be added."""
+
+
+def test_no_string_names_a_module_of_a_package_above() -> None:
+    names, found = {name_of(path) for path in MODULES}, set()
+    for path in MODULES:
+        package = package_of(name_of(path))
+        if package in HEADS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = node.value if isinstance(node, ast.Constant) else None
+            module = text.partition(":")[0] if isinstance(text, str) else ""
+            if module in names - set(APPS) and package_of(module) not in ARROWS[package] | {package, *HEADS}:
+                found.add((package, text))
+    assert found <= NAMED_UPWARDS
 
 
 def test_algorithm_knows_no_flower_no_process_and_no_clock() -> None:

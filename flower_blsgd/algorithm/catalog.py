@@ -88,11 +88,8 @@ ALGORITHMS: Mapping[str, Choices] = {
 Settings = Any
 """`config.RunConfig`, which is built on this module."""
 
-
-def _of_paper(name: str) -> Any:
-    """Return ``"module:name"`` of the package `paper`, which is imported only for this."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(f"flower_blsgd.paper.{module}"), attribute)
+RELEASED_SAMPLERS = ("candidates", "reshuffled")
+"""Samplers of the authors' released code; ``released.py`` has them, with their strategy."""
 
 
 def tau_fast(settings: Settings) -> int | None:
@@ -116,10 +113,6 @@ SAMPLERS: Mapping[str, Callable[[Settings], Sampler]] = {
     "separated": lambda s: SeparatedSampler(s.high_loss_ratio, s.choices.high_loss_to),
     "unified": lambda s: UnifiedSampler(s.high_loss_ratio, s.choices.high_loss_to),
     "uniform": lambda _: UniformSampler(),
-    "candidates": lambda s: _of_paper("released:CandidateSampler")(
-        s.candidate_factor, s.choices.high_loss_to
-    ),
-    "reshuffled": lambda _: _of_paper("released:ReshuffledSampler")(),
 }
 
 SELECTIONS: Mapping[str, Callable[[Settings], Selection]] = {

@@ -8,7 +8,6 @@ from typing import Literal
 
 from .local_steps import Participant, StepPolicy
 from .loss_table import FloatArray, IntArray, LossTable
-from .randomness import derived_seed
 from .sampling import EpochRequest, SampleList, Sampler
 from .selection import Selected
 from .validation import checked_lists, checked_numbers
@@ -40,7 +39,7 @@ class EpochPlan:
     """The samples of every worker in every round of one epoch.
 
     `epoch` counts from 1; `rounds` is >= 1. `weights` are as in `Selected`. `first_round` is the
-    first round of the lists, counted from 0; negative if the lists began in an earlier epoch.
+    first round of the lists, counted from 0; above 0 if the rest of an epoch was planned again.
     """
 
     epoch: int
@@ -64,7 +63,7 @@ class EpochPlan:
 
     @property
     def lists_end(self) -> int:
-        """First round that the lists do not cover, counted from 0; it may be after the epoch."""
+        """First round that the lists do not cover, counted from 0."""
         listed = sum(len(sample_list.indices) for sample_list in self.sample_lists)
         return self.first_round + listed // sum(self.shape.samples_per_round)
 
@@ -88,6 +87,14 @@ class EpochPlan:
         return deals
 
 
+def rounds_of_epoch(shape: RoundShape, samples_left: int, rounds_before: int = 0) -> int:
+    """Return the number of rounds of an epoch, given its samples after `rounds_before` rounds."""
+    # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). A
+    # selection may leave less than one round.
+    left = samples_left // sum(shape.samples_per_round)
+    return max(rounds_before + 1, shape.table_rounds or rounds_before + left)
+
+
 def plan_epoch(
     *,
     seed: int,
@@ -99,33 +106,21 @@ def plan_epoch(
     samples_before: int,
     samples_due: int,
     selected: Selected | None = None,
-    last: EpochPlan | None = None,
     rounds_before: int = 0,
-    measures: bool = False,
+    listed_rounds: int | None = None,
 ) -> EpochPlan:
     """Plan one epoch, or the rest of one after `rounds_before`: a pure function of the arguments.
 
     `table` has all N samples; `selected` are those of the epoch, all N if it is None.
     `samples_before` were planned in all earlier rounds. `samples_due` is the exact number of
-    samples of this epoch and all earlier ones; epoch x N without selections. `last` is the plan of
-    the previous epoch, if its workers are the same; with an equal shape the new plan continues its
-    lists, if they are not used up. The lists of a round that `measures` speeds are for this round
-    only. UsageError if the sampler returned invalid lists.
+    samples of this epoch and all earlier ones; epoch x N without selections. The lists cover
+    `listed_rounds` rounds, by default all that are planned. UsageError if the sampler returned
+    invalid lists.
     """
-    per_round = sum(shape.samples_per_round)
-    # With unchanged workers and all N samples this is floor(e N / S) - floor((e - 1) N / S). A
-    # selection may leave less than one round.
-    left = (samples_due - samples_before) // per_round
-    rounds = max(rounds_before + 1, shape.table_rounds or rounds_before + left)
-    if last is not None and last.shape == shape and last.lists_end > last.rounds:
-        first_round = last.first_round - last.rounds
-        return replace(last, epoch=epoch, rounds=rounds, first_round=first_round)
+    rounds = rounds_of_epoch(shape, samples_due - samples_before, rounds_before)
     if selected is not None:
         table, samples_before = table.subset(selected.indices), (epoch - 1) * len(selected.indices)
-    horizon = sampler.horizon(len(table), per_round)
-    if rounds_before and not horizon and (selected or not sampler.is_stream):
-        seed = derived_seed(seed, "rest-of-epoch", rounds_before)  # not the first samples again
-    listed = 1 if measures else horizon or rounds - rounds_before
+    listed = listed_rounds or rounds - rounds_before
     request = EpochRequest(
         seed, epoch, listed, tuple(participants), shape.samples_per_round, samples_before
     )

@@ -114,7 +114,7 @@ class EpochRequest:
     epoch : int
         Counted from 1.
     rounds : int
-        Number of communication rounds of this epoch, or of the sampler's `horizon`.
+        Number of communication rounds that the lists are for: the epoch, or the rest of it.
     participants : tuple of Participant
         All workers that train, in worker order.
     samples_per_round : tuple of int
@@ -152,14 +152,6 @@ class Sampler(Protocol):
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the epoch's lists; every participant is a member of exactly one."""
         ...
-
-    def horizon(self, num_samples: int, samples_per_round: int) -> int | None:
-        """Return the number of rounds that the lists cover, >= 1; None for one epoch.
-
-        After these rounds, in this epoch or a later one, the sampler is called again. An epoch with
-        different workers or steps also begins with new lists.
-        """
-        return None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Select the samples of an epoch; the sampler then distributes only these to the workers.
 
 A selection works with every step policy, and with every sampler except `UnifiedSampler` and those
-that override ``horizon``. To add one, subclass `Selection`. Built-in selections are rows of
+of the released code. To add one, subclass `Selection`. Built-in selections are rows of
 ``SELECTIONS`` in ``catalog.py``.
 """
 

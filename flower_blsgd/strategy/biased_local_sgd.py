@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -122,6 +122,8 @@ class BiasedLocalSGD(FedAvg):
         If an argument is out of range, or two exclude each other.
     """
 
+    planner_type: ClassVar[type[Planner]] = Planner
+
     def __init__(
         self,
         num_samples: int,
@@ -196,7 +198,7 @@ class BiasedLocalSGD(FedAvg):
             _no_hosts(weights, train_on),
             num_samples,
         )
-        self.planner = Planner(
+        self.planner = self.planner_type(
             num_samples,
             batch_size,
             step_policy=local_steps,
@@ -419,15 +421,11 @@ def _check_parts(planner: Planner, weighting: Weighting, rebalance: bool, clock:
     if not planner.momentum_buffers:
         raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
     if selection:
-        reason = ""
         if isinstance(sampler, UnifiedSampler):
-            reason = 'sampler = "unified" gives all remaining samples to the second tier'
-        elif sampler.horizon(2, 2):
-            reason = f"{type(sampler).__name__} does not choose samples by epoch"
-        if reason:
             raise UsageError(
                 f"selection ({type(selection).__name__}) leaves out samples of an epoch, but "
-                f'{reason}; use "separated" or "uniform"'
+                'sampler = "unified" gives all remaining samples to the second tier; use '
+                '"separated" or "uniform"'
             )
         if planner.mode == "table":
             raise UsageError(

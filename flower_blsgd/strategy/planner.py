@@ -23,7 +23,7 @@ from ..algorithm.randomness import derived_seed
 from ..algorithm.sampling import SampleList, Sampler
 from ..algorithm.sampling_stats import SamplingStats, sampling_stats
 from ..algorithm.schedules import LearningRate
-from ..algorithm.selection import Selection, SelectionRequest
+from ..algorithm.selection import Selected, Selection, SelectionRequest
 from ..algorithm.validation import checked_selected
 from ..errors import UsageError
 from ..flower.array_records import tensors_of, view_record
@@ -209,7 +209,7 @@ class Planner:
         _refuse_missing_tier(workers, self.sampler, self.train_on, self.batch_size)
         policy, steps = self.step_policy, self.local_steps_fast
         if policy.is_open:
-            steps = fewest_steps(policy, self._participants(self.training(workers)), 0.0)
+            steps = fewest_steps(policy, self.participants(self.training(workers)), 0.0)
         return self.shape(workers, steps)
 
     def training(self, workers: Sequence[Worker]) -> list[Worker]:
@@ -227,7 +227,7 @@ class Planner:
         by_speed = sorted(training, key=lambda w: w.samples_per_second(self.batch_size))
         if overhead_seconds and by_speed and by_speed[-1].profile.seconds_per_step:
             overhead_steps = overhead_seconds / by_speed[-1].profile.seconds_per_step
-        return fewest_steps(self.step_policy, self._participants(training), overhead_steps)
+        return fewest_steps(self.step_policy, self.participants(training), overhead_steps)
 
     def take_steps(self, local_steps_fast: int) -> None:
         """Set the tau_fast of an open step policy."""
@@ -244,7 +244,7 @@ class Planner:
         step of every worker fits into the data.
         """
         policy = self.step_policy.with_local_steps(local_steps_fast)
-        participants = self._participants(self.training(workers))
+        participants = self.participants(self.training(workers))
         if self.measured is not None and policy.with_local_steps(1).needs_speeds:
             known = [
                 self.measured.get(worker.index) or worker.profile.seconds_per_step
@@ -269,7 +269,7 @@ class Planner:
         except ValueError as error:
             raise UsageError(str(error)) from None
 
-    def _participants(self, training: Sequence[Worker]) -> list[Participant]:
+    def participants(self, training: Sequence[Worker]) -> list[Participant]:
         """Return the workers as step policies see them; gamma is relative to the fastest one."""
         participants = [worker.participant(self.batch_size) for worker in training]
         # The fastest by samples per second; with equal batches the largest gamma.
@@ -348,9 +348,7 @@ class Planner:
         _refuse_nobody(self.training(workers))
         workers = self._those_that_fit(workers)
         training = self.training(workers)
-        participants = self._participants(training)
         rounds_per_epoch = max(1.0, self.rounds_total / (self.epochs_done or 1))
-        same_workers = self.epoch_ended and training == self.workers
         epoch, done, share, selected = self.epoch + 1, 0, 0.0, None
         if is_rest:
             epoch, done, share = self.epoch, self.rounds_done, self._share_done
@@ -362,29 +360,43 @@ class Planner:
         size = self.num_samples if selected is None else len(selected.indices)
         if not is_rest:
             self.samples_due += size
-        plan = plan_epoch(
-            seed=self.seed,
-            epoch=epoch,
-            participants=participants,
-            shape=self.shape(workers, self.local_steps_fast, size),
-            sampler=self.sampler,
-            table=self.table,
-            samples_before=self.samples_planned,
-            samples_due=self.samples_due,
-            selected=selected,
-            last=self.plan if same_workers else None,
-            rounds_before=done,
-            measures=self.measured is not None,
-        )
+        shape = self.shape(workers, self.local_steps_fast, size)
+        plan = self.plan_lists(epoch, shape, training, done, selected)
         if plan.first_round == done:  # new lists; now, because the epoch changes the losses
             self.sampling_stats = sampling_stats(
-                plan, participants, self.table, server_round - 1, rounds_per_epoch
+                plan, self.participants(training), self.table, server_round - 1, rounds_per_epoch
             )
         self.began = self.began or len(training)
         if not is_rest or plan.rounds != self.plan.rounds:
             self.rounds_before, self.share_before = done, share
         self.plan, self.epoch, self.rounds_done, self.workers = plan, epoch, done, training
         self.samples_planned += (plan.rounds - done) * sum(plan.shape.samples_per_round)
+
+    def plan_lists(
+        self,
+        epoch: int,
+        shape: RoundShape,
+        training: Sequence[Worker],
+        rounds_before: int,
+        selected: Selected | None,
+    ) -> EpochPlan:
+        """Return the plan of an epoch, or of its rest after `rounds_before`."""
+        seed = self.seed
+        if rounds_before and (selected or not self.sampler.is_stream):
+            seed = derived_seed(seed, "rest-of-epoch", rounds_before)  # not the first samples again
+        return plan_epoch(
+            seed=seed,
+            epoch=epoch,
+            participants=self.participants(training),
+            shape=shape,
+            sampler=self.sampler,
+            table=self.table,
+            samples_before=self.samples_planned,
+            samples_due=self.samples_due,
+            selected=selected,
+            rounds_before=rounds_before,
+            listed_rounds=1 if self.measured is not None else None,
+        )
 
     def _those_that_fit(self, workers: Sequence[Worker]) -> Sequence[Worker]:
         """Leave out workers that joined late if one step of all does not fit into the data."""

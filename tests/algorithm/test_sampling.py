@@ -19,7 +19,6 @@ from flower_blsgd.algorithm.sampling import (
     highest_losses,
     permutation_stream,
 )
-from flower_blsgd.paper.released import CandidateSampler, ReshuffledSampler
 
 from .workers import distinct_losses, highest, table_of, workers
 
@@ -266,8 +265,6 @@ def test_samples_of_all_samplers_are_these_for_ever() -> None:
         (SeparatedSampler(0.5, "slow"), [(0, 1, 2), (3, 4)]),
         (UnifiedSampler(), [(0, 1, 2), (3, 4)]),
         (UnifiedSampler(0.5, "slow"), [(0, 1, 2), (3, 4)]),
-        (ReshuffledSampler(), [(0, 1, 2, 3, 4)]),
-        (CandidateSampler(), [(0, 1, 2), (3, 4)]),
     ],
 )
 def test_lists_are_the_tiers_in_worker_order(

@@ -53,7 +53,9 @@ def three() -> Workers:
     }
 
 
-def planner_of(num_samples: int = 24, batch_size: int = 2, **changes: object) -> Planner:
+def planner_of(
+    num_samples: int = 24, batch_size: int = 2, kind: type[Planner] = Planner, **changes: object
+) -> Planner:
     """Return a planner; a fast and a slow worker do 2 and 1 steps, an epoch has 4 rounds."""
     arguments: dict[str, object] = {
         "step_policy": SystemAwareSteps(2, 1),
@@ -65,7 +67,7 @@ def planner_of(num_samples: int = 24, batch_size: int = 2, **changes: object) ->
         "deadline_seconds": 0.0,
         "seed": 3,
     }
-    return Planner(num_samples, batch_size, **(arguments | changes))  # type: ignore[arg-type]
+    return kind(num_samples, batch_size, **(arguments | changes))  # type: ignore[arg-type]
 
 
 def orders_of_two() -> Orders:

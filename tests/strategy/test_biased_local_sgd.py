@@ -26,7 +26,6 @@ from flower_blsgd.algorithm.sampling import (
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.algorithm.selection import InfoBatch
 from flower_blsgd.errors import UsageError
-from flower_blsgd.paper.released import CandidateSampler
 from flower_blsgd.protocol import HostOrders, TrainOrder
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
@@ -345,10 +344,6 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
         (FROM_SPEEDS | {"clock": "device"}, 'rebalance = true follows .*use clock = "wall"'),
         (FROM_SPEEDS, ""),
         ({"sampler": UnifiedSampler(), "selection": InfoBatch()}, r'InfoBatch.*use "separated"'),
-        (
-            {"sampler": CandidateSampler(), "selection": InfoBatch()},
-            r'InfoBatch.*CandidateSampler does not choose samples by epoch; use "separated"',
-        ),
         ({"epoch": "table", "selection": InfoBatch()}, 'selection makes .*use epoch = "samples"'),
     ],
     ids=str,

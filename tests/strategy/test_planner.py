@@ -1,7 +1,6 @@
 """Epoch after epoch: each worker's orders, also when workers leave and join."""
 
-import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from flower_blsgd.algorithm.local_steps import SystemAwareSteps
 from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.randomness import generator
 from flower_blsgd.algorithm.sampling import (
-    EpochRequest,
-    SampleList,
     SeparatedSampler,
     UniformSampler,
     permutation_stream,
@@ -26,7 +23,6 @@ from flower_blsgd.algorithm.selection import (
     SelectionRequest,
 )
 from flower_blsgd.errors import UsageError
-from flower_blsgd.paper.released import CandidateSampler, ReshuffledSampler
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
 from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
@@ -176,96 +172,6 @@ def test_sampling_stats_age_counts_epochs_as_long_as_they_were() -> None:
     play(planner, 11, three())
     assert (planner.epoch, planner.plan.rounds) == (2, 6)
     assert planner.sampling_stats.loss_age_epochs_mean == 5 / 10
-
-
-# --- a sampler with a horizon of its own
-
-
-# Of twelve rounds and one more: the round of their epoch, from 0 on, that their lists begin with.
-# A round has 6 samples, so the horizon is 24 // 6 = 4 and 20 // 6 = 3 rounds. An epoch has
-# 24 // (2 x 2 x 2) = 3 rounds in table mode; in samples mode 3, 3, 4 and 3 (20 e // 6).
-HORIZONS = [
-    (24, "table", [0, 0, 0, -3, 1, 1, -2, -2, 2, -1, -1, -1, 0]),
-    (20, "samples", [0, 0, 0, 0, 0, 0, 0, 0, 0, 3, -1, -1, 2]),
-]
-
-
-@pytest.mark.parametrize(("num_samples", "mode", "begun"), HORIZONS)
-@pytest.mark.parametrize("sampler", [ReshuffledSampler(), CandidateSampler(2)])
-def test_lists_go_on_into_the_next_epoch_and_are_made_anew_within_one(
-    sampler: Any, num_samples: int, mode: str, begun: list[int]
-) -> None:
-    planner, horizon = planner_of(num_samples, sampler=sampler, mode=mode), num_samples // 6
-    rounds, found = [], []
-    for server_round in range(1, 14):
-        rounds.append([order.indices for order in play(planner, server_round, workers_of())])
-        found.append(planner.plan.first_round)
-    assert found == begun
-    assert (planner.epoch, planner.rounds_total) == (5 if mode == "table" else 4, 13)
-    assert planner.samples_planned_so_far == planner.samples_trained == 13 * 6
-    draws = []
-    for first in range(0, 12, horizon):
-        by_tier = zip(*rounds[first : first + horizon], strict=True)
-        fast, slow = (np.concatenate(orders).tolist() for orders in by_tier)
-        assert (len(set(fast)), len(set(slow))) == (4 * horizon, 2 * horizon)
-        assert isinstance(sampler, CandidateSampler) or not set(fast) & set(slow)
-        draws.append((fast, slow))
-    assert all(one != other for one, other in itertools.pairwise(draws))
-
-
-def test_choice_by_loss_is_made_anew_from_the_losses_of_then() -> None:
-    """In round 5, the second of epoch 2; all 24 are candidates of the 8 for the slow worker."""
-    planner = planner_of(24, sampler=CandidateSampler(3), mode="table")
-    chosen: list[int] = []
-    for server_round in range(1, 9):
-        _, slow = play(planner, server_round, workers_of())
-        chosen += slow.indices.tolist() * (server_round > 4)
-        losses = np.arange(24) if server_round < 5 else -np.arange(24)
-        planner.table.record(np.arange(24, dtype=np.int32), losses.astype(np.float32), server_round)
-        assert planner.sampling_stats.share_never_seen == (server_round < 5)
-    assert sorted(chosen) == list(range(16, 24))
-    stats = planner.sampling_stats  # of round 5, though epoch 3 began with round 7
-    assert (planner.epoch, planner.plan.first_round) == (3, -2)
-    assert (stats.slow_picked_loss_mean, stats.all_loss_mean) == (19.5, 11.5)
-    assert (stats.loss_age_epochs_mean, stats.distinct_samples >= 16) == (0.0, True)
-
-
-@dataclass(frozen=True)
-class EveryRound(UniformSampler):
-    """Is called in every round, and keeps what it is told of the samples before."""
-
-    before: list[int] = field(default_factory=list)
-
-    def horizon(self, num_samples: int, samples_per_round: int) -> int:
-        return 1
-
-    def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
-        self.before.append(request.samples_before)
-        return super().sample_lists(request, table)
-
-
-def test_new_lists_within_an_epoch_follow_the_samples_of_the_rounds_before() -> None:
-    sampler = EveryRound()
-    planner = planner_of(20, sampler=sampler)  # 3 rounds of 6 samples
-    for server_round in range(1, 6):
-        play(planner, server_round, workers_of())
-    assert (planner.epoch, sampler.before) == (2, [0, 6, 12, 18, 24])
-
-
-def test_epoch_with_other_workers_or_steps_begins_with_new_lists() -> None:
-    planner = planner_of(24, sampler=CandidateSampler(), mode="table")
-    for server_round in range(1, 4):
-        play(planner, server_round, workers_of())
-    others = workers_of(fast_profile(2), slow_profile(3))  # as many, with the same steps
-    for server_round in range(4, 7):
-        play(planner, server_round, others)
-        assert (planner.epoch, planner.plan.first_round) == (2, 0)
-    play(planner, 7, three())  # 2 rounds of 10 samples, which is the horizon too
-    assert (planner.epoch, planner.plan.rounds, planner.plan.first_round) == (3, 2, 0)
-    play(planner, 8, three())
-    planner.step_policy = SystemAwareSteps(1, 1)
-    play(planner, 9, three())
-    assert (planner.epoch, planner.plan.first_round) == (4, 0)
 
 
 # --- rounds that measure speeds

@@ -17,7 +17,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.run import make_strategy
 from flower_blsgd.tasks import load_task
 
-from ..in_process_grid import InProcessGrid, TorchWorker, fast_profile, slow_profile, tensors_of
+from .in_process_grid import InProcessGrid, TorchWorker, fast_profile, slow_profile, tensors_of
 
 BATCH, FAST_STEPS, SLOW_STEPS, EPOCHS = 32, 4, 1, 3
 RATE, DECAY, SEED = 0.05, 1e-4, 5
