@@ -25,13 +25,14 @@ MODULES = sorted(path for part in ("flower_blsgd", *APPS) for path in (ROOT / pa
 ARROWS = {
     "errors": set(),
     "files": set(),
+    "processes": set(),
     "algorithm": {"errors"},
     "devices": {"errors"},
     "flower": {"errors"},
     "protocol": {"devices", "flower", "errors"},  # of devices the table of worker options
-    "engines": {"devices", "flower", "errors", "files"},
+    "engines": {"devices", "flower", "errors", "files", "processes"},
     # of engines only the processes of a loader
-    "worker": {"protocol", "algorithm", "devices", "flower", "engines", "errors"},
+    "worker": {"protocol", "algorithm", "devices", "flower", "engines", "errors", "processes"},
     "data": {"errors", "files"},
     "models": {"data", "errors"},  # of data only whether the hub answers
     "tasks": {"data", "models", "worker", "algorithm", "errors"},
@@ -61,7 +62,7 @@ ARROWS = {
     | {"algorithm", "settings"},
     "integrations": {"session", "algorithm", "errors"},  # of algorithm the seeds
     "cli": {"api", "launch", "experiments", "paper", "results", "strategy", "engines"}
-    | {"flower", "devices", "tasks", "worker", "config", "errors", "files"},
+    | {"flower", "devices", "tasks", "worker", "config", "errors", "files", "processes"},
     "clients": {"hosts", "session", "worker", "protocol", "tasks", "engines", "flower"}
     | {"devices", "config"},
     "server": {"launch", "run", "engines", "flower", "config"},

@@ -8,7 +8,6 @@ all processes that the SuperNode started.
 
 import argparse
 import contextlib
-import ctypes
 import http.client
 import os
 import re
@@ -28,6 +27,7 @@ from socket import create_server
 from ..devices.pinning import environment, on_cores_of
 from ..devices.worker_spec import WorkerSpec, cores_note, parse_workers
 from ..errors import UsageError
+from ..processes import signal_at_parents_end
 from .options import add_workers, terminated_like_interrupted
 
 KEY_FLAG = "--auth-supernode-private-key"
@@ -37,7 +37,6 @@ GRACE_SECONDS = 10.0
 _TIMEOUT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _LOOPBACK = "127.0.0.1"
-_PR_SET_PDEATHSIG = 1
 _PARTITION_ID = re.compile(r"\bpartition-id=([0-9]{1,9})\s*")
 _NOT_REGISTERED = re.compile(r"\[code: 200[14]\]")  # of Flower's SuperLink
 
@@ -368,5 +367,4 @@ def _set_up_child() -> None:
     # A shell starts background jobs with SIGINT ignored. Flower's programs would inherit that, and
     # they use the signal to end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if sys.platform == "linux":  # so that it ends with this process in any case
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    signal_at_parents_end(signal.SIGTERM)

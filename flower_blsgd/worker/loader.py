@@ -1,11 +1,9 @@
 """Samples of a map-style Dataset, prefetched by torch's DataLoader."""
 
 import contextlib
-import ctypes
 import multiprocessing
 import random
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..devices.machine import usable_cores
 from ..errors import first_line
+from ..processes import signal_at_parents_end
 
 Wanted = tuple[int, list[int]]
 """A batch to read: the seed of its random transforms, and the indices of its samples."""
@@ -23,8 +22,6 @@ _MOST_BY_DEFAULT = 4
 
 _BATCHES_AHEAD = 2
 """Per reading process, as in torch."""
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def loader_workers(setting: int | str, num_cores: int = 0) -> int:
@@ -170,8 +167,7 @@ def _unchanged(batch: Any) -> Any:
 
 def _end_with_parent(_: int) -> None:
     """Have the kernel kill this process when its parent ends, even after SIGKILL."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_at_parents_end(signal.SIGKILL)
 
 
 def _shown(indices: Sequence[int]) -> str:

@@ -40,6 +40,7 @@ from ...devices.pinning import (
 from ...devices.worker_spec import WorkerSpec
 from ...errors import UsageError
 from ...files import outlast_readers
+from ...processes import SERVERS_OWN, leave_signals_to_server
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,52 +70,11 @@ def start_fork_server(modules: Iterable[str] = ()) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
         try:
             resource_tracker.ensure_running()  # this unblocks signals when it returns
-            signal.pthread_sigmask(signal.SIG_BLOCK, _SERVERS_OWN)
+            signal.pthread_sigmask(signal.SIG_BLOCK, SERVERS_OWN)
             multiprocessing.set_forkserver_preload(list(_preloaded))
             forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_SERVERS_OWN = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-"""Signals that may reach all processes; the server alone handles them."""
-
-INTERRUPTED = threading.Event()
-"""Set in a worker's process before a SIGINT that shall interrupt its program."""
-
-
-def _leave_to_server(number: int, frame: object) -> None:
-    """Handle a signal; unlike with SIG_IGN, programs that the worker starts are not deaf to it."""
-    if number == signal.SIGINT and INTERRUPTED.is_set():
-        raise KeyboardInterrupt
-
-
-def _take_signals() -> None:
-    """Leave signals to the server in this process, but not in its forks."""
-    restore_in_forks({n: signal.signal(n, _leave_to_server) for n in _SERVERS_OWN})
-
-
-def restore_in_forks(handlers: Mapping[signal.Signals, Any]) -> None:
-    """Give forks of this process these handlers of signals, from their beginning.
-
-    A signal whose handler has been changed since this call keeps it.
-    """
-    thread = threading.local()
-    here = {number: signal.getsignal(number) for number in handlers}
-
-    def block() -> None:
-        thread.mask = signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
-
-    def restore() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, thread.mask)
-
-    def restore_in_child() -> None:
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is here[number]:
-                signal.signal(number, handler)
-        restore()
-
-    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=restore_in_child)
 
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -271,8 +231,8 @@ def _run_worker(
     os.setpgid(0, 0)
     # Else the terminal stops such a group when it reads, and with `stty tostop` when it prints.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTIN, signal.SIGTTOU])
-    _take_signals()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SERVERS_OWN)
+    leave_signals_to_server()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SERVERS_OWN)
     if output is not None:
         with output:
             for stream in (1, 2):

@@ -19,7 +19,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from flwr.app import Context, Error, Message
@@ -36,7 +36,8 @@ from ...flower.app_call import (
     takes_views,
 )
 from ...flower.internals import NOT_LOADED, load_app, release_records_at_once
-from .fork_server import INTERRUPTED, start_worker
+from ...processes import INTERRUPTED, end_with
+from .fork_server import start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
 
 _LAST_WORDS_SECONDS = 2.0
@@ -282,24 +283,16 @@ def _packed(reply: Message, message: Message, pool: BufferPool) -> Payload:
 
 
 def _end_with_server() -> None:
-    """End this process with the server's, even while the app computes."""
+    """End this process and its children with the server's process, even while the app computes."""
     server = multiprocessing.parent_process()
     assert server is not None
     assert server.pid is not None
-    ends = [server.sentinel]
     if sys.platform == "linux":
-        # A fork of the server, such as a DataLoader's, may hold the sentinel open.
-        with contextlib.suppress(OSError):  # an old kernel
-            ends.append(os.pidfd_open(server.pid))
         # A handler may hold the interpreter's lock for long, so that the thread below cannot run.
         # The kernel's signal about the pipe ends the process all the same.
         signal.signal(signal.SIGIO, signal.SIG_DFL)
-        fcntl.fcntl(server.sentinel, fcntl.F_SETOWN, -os.getpgrp())  # and its children
+        fcntl.fcntl(server.sentinel, fcntl.F_SETOWN, -os.getpgrp())
         flags = fcntl.fcntl(server.sentinel, fcntl.F_GETFL)
         fcntl.fcntl(server.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
-
-    def wait_for_the_end() -> None:
-        wait(ends)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    # A fork of the server, such as a DataLoader's, may hold the sentinel open.
+    end_with([server.pid], lambda: os.killpg(0, signal.SIGKILL), [server.sentinel])

@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 from ...flower.app_call import PROCESS_ENDS, error_of, handler_of, main_program_of, takes_views
 from ...flower.array_records import ArrayView, PrivateArray
 from ...flower.internals import inside_lifespan, release_records_at_once
-from ..local.fork_server import restore_in_forks
+from ...processes import end_with, restore_in_forks
 from .codec import chunks_of, encode_reply, read_frames
 from .encoded_arrays import FrameArrays, FrameError, Tensors, decode_arrays
 from .security import (
@@ -59,7 +59,6 @@ _PROGRAM_SECONDS = 5.0
 _IDLE_SECONDS = 0.05
 _UNWIND_SECONDS = 0.4
 
-_WATCH_SECONDS = 0.2
 _SUPERNODE = "flower-supernode"
 
 _MOST_HELD = 100
@@ -115,7 +114,7 @@ class Session:
 
     def serve(self) -> SessionResult:
         """Serve until the server ends the session or stays unreachable."""
-        die_with_supernode()
+        end_with_supernode()
         keep_flowers_signals_from_children()
         with session():
             worker = threading.Thread(target=self._serve_work, name="client-app", daemon=True)
@@ -356,22 +355,23 @@ def _chunks(outgoing: "queue.SimpleQueue[list[bytes] | None]") -> Iterator[bytes
 # --- the end of a node's process ----------------------------------------------------------------
 
 
-def die_with_supernode() -> None:
-    """Kill this process as soon as its parent, or the SuperNode above the parent, ends.
+def end_with_supernode() -> None:
+    """End this process as soon as its parent, or the SuperNode above the parent, ends.
 
     Flower ends a ClientApp's process with a signal that waits for running code. By then, a new
     SuperNode may use the same device.
     """
     parent = os.getppid()
-    above = _parent_of(parent)
-    supernode = above if _SUPERNODE in _read(above, "cmdline") else 0
+    above = int((_read(parent, "stat").rpartition(")")[2].split() or "00")[1])
+    is_supernode = _SUPERNODE in _read(above, "cmdline")
+    end_with([parent, above] if is_supernode else [parent], lambda: os._exit(1))
 
-    def watch() -> None:
-        while os.getppid() == parent and (not supernode or _parent_of(parent) == supernode):
-            time.sleep(_WATCH_SECONDS)
-        os._exit(1)
 
-    threading.Thread(target=watch, name="supernode-watch", daemon=True).start()
+def _read(process_id: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{process_id}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def keep_flowers_signals_from_children() -> None:
@@ -383,15 +383,3 @@ def keep_flowers_signals_from_children() -> None:
     module = getattr(signal.getsignal(signal.SIGTERM), "__module__", None) or ""
     if module.startswith("flwr."):
         restore_in_forks(usual)
-
-
-def _parent_of(process_id: int) -> int:
-    """Return the process id of the parent; 0 if unknown."""
-    return int((_read(process_id, "stat").rpartition(")")[2].split() or "00")[1])
-
-
-def _read(process_id: int, name: str) -> str:
-    try:
-        return Path(f"/proc/{process_id}/{name}").read_text(errors="replace")
-    except OSError:
-        return ""

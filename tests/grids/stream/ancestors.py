@@ -15,9 +15,9 @@ CHILDREN = {"top": "executor", "executor": "app"}
 
 def main(role: str, notes: str, *_: str) -> None:
     if role == "app":
-        from flower_blsgd.engines.stream.client import die_with_supernode
+        from flower_blsgd.engines.stream.client import end_with_supernode
 
-        die_with_supernode()
+        end_with_supernode()
     else:
         subprocess.Popen([sys.executable, __file__, CHILDREN[role], notes])
     (Path(notes) / f"{role}.pid").write_text(str(os.getpid()))

@@ -8,7 +8,7 @@ from flower_blsgd.engines.stream import client
 @pytest.fixture(autouse=True)
 def _survives_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session in a test's process must not end that process."""
-    monkeypatch.setattr(client, "die_with_supernode", lambda: None)
+    monkeypatch.setattr(client, "end_with_supernode", lambda: None)
 
 
 @pytest.fixture(autouse=True)
