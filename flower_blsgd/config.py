@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -35,6 +35,7 @@ from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import HIGH_LOSS_RATIO, TierName
 from .algorithm.schedules import LearningRate, Schedule, parse_decay
 from .errors import UsageError, nearest
+from .fields import FieldError, reader, type_name
 from .protocol import MOMENTUM_POLICIES
 from .tasks import OPTIONS
 
@@ -62,8 +63,14 @@ _OF_TASKS = (
 """Settings that have no effect on a training script."""
 
 
-def _setting(default: Any, rule: str = "", check: Callable[[Any], bool] | None = None) -> Any:
-    return dataclasses.field(default=default, metadata={"rule": rule, "check": check})
+def _setting(
+    default: Any,
+    rule: str = "",
+    check: Callable[[Any], bool] | None = None,
+    names: Sequence[str] = (),
+) -> Any:
+    rules = {"rule": rule, "check": check, "names": names}
+    return dataclasses.field(default=default, metadata=rules)
 
 
 def _path() -> Any:
@@ -71,7 +78,7 @@ def _path() -> Any:
 
 
 def _one_of(default: str, *allowed: str) -> Any:
-    return _setting(default, f"one of {', '.join(allowed)}", lambda v: v in allowed)
+    return _setting(default, f"one of {', '.join(allowed)}", lambda v: v in allowed, allowed)
 
 
 def _part(*known: str, custom: bool = False) -> Any:
@@ -204,16 +211,17 @@ class RunConfig:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             key = field.name.replace("_", "-")
-            wanted = str if get_origin(field.type) is Literal else field.type
+            wanted: Any = str if get_origin(field.type) is Literal else field.type
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
                 raise UsageError(f"{key} must be {_type_name(wanted)} below 2**63")
             if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
                 raise UsageError(
                     f"{key} = {value!r} must be a string that can be written to a file"
                 )
-            converted = _of_type(value, wanted)
-            if converted is None:
-                raise UsageError(f"{key} = {value!r} must be {_type_name(wanted)}")
+            try:
+                converted = _of_type(value, wanted)
+            except FieldError:
+                raise UsageError(f"{key} = {value!r} must be {_type_name(wanted)}") from None
             if field.metadata.get("is_path"):
                 converted = os.path.expanduser(converted)
                 if converted.startswith("~"):
@@ -371,30 +379,27 @@ def _check_range(field: "dataclasses.Field[Any]", key: str, value: Value) -> Non
         raise UsageError(f"{key} = {value!r} must be {rule or 'a finite number'}")
     if check is None or check(value):
         return
-    if rule.startswith("one of ") and isinstance(value, str):
-        names = rule.removeprefix("one of ").split(", ")
+    if isinstance(value, str) and (names := field.metadata["names"]):
         raise UsageError(f"{key} = {value!r} is not known; {nearest(value, names)}")
     raise UsageError(f"{key} = {value!r} must be {rule}")
 
 
-def _of_type(value: Any, wanted: Any) -> Any:
-    """Return the value converted to a type; None if it has another type."""
-    if float in (wanted, *get_args(wanted)) and type(value) is int:
-        return float(value)
-    if float in get_args(wanted) and isinstance(value, str):
-        with contextlib.suppress(ValueError):  # a string on the command line
-            return float(value)
-    if int in get_args(wanted) and isinstance(value, str) and re.fullmatch("[0-9]{1,18}", value):
-        return int(value)
-    if isinstance(value, bool) and wanted is not bool:
-        return None
-    return value if isinstance(value, wanted) else None
+def _of_type(value: Any, kind: Any) -> Any:
+    """Return the value as a type; FieldError if it has another one.
+
+    A number is also read from a string of the command line, where the setting may be a string.
+    """
+    if str not in get_args(kind):
+        return reader(kind)(value)
+    number = get_args(kind)[0]
+    with contextlib.suppress(ValueError):
+        is_text = isinstance(value, str) and (number is float or re.fullmatch("[0-9]{1,18}", value))
+        return reader(number)(number(value) if is_text else value)
+    return reader(str)(value)
 
 
-def _type_name(wanted: Any) -> str:
-    names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
-    kind = "a number" if float in get_args(wanted) else "an integer"
-    return names.get(wanted, f'{kind} or "auto"')
+def _type_name(kind: Any) -> str:
+    return f'{type_name(get_args(kind)[0])} or "auto"' if str in get_args(kind) else type_name(kind)
 
 
 def task_of_script(script: str, *arguments: str) -> tuple[str, str]:

@@ -24,25 +24,29 @@ MODULES = sorted(path for part in ("flower_blsgd", *APPS) for path in (ROOT / pa
 
 ARROWS = {
     "errors": set(),
+    "fields": set(),
     "files": set(),
     "processes": set(),
     "algorithm": {"errors"},
     "devices": {"errors"},
     "flower": {"errors"},
-    "protocol": {"devices", "flower", "errors"},  # of devices the table of worker options
+    # of devices the table of worker options
+    "protocol": {"devices", "flower", "errors", "fields"},
     "engines": {"devices", "flower", "errors", "files", "processes"},
     # of engines only the processes of a loader
     "worker": {"protocol", "algorithm", "devices", "flower", "engines", "errors", "processes"},
     "data": {"errors", "files"},
     "models": {"data", "errors"},  # of data only whether the hub answers
     "tasks": {"data", "models", "worker", "algorithm", "errors"},
-    "config": {"algorithm", "protocol", "tasks", "errors"},  # of tasks the names of options
-    "strategy": {"protocol", "algorithm", "config", "devices", "flower", "engines", "errors"},
+    # of tasks the names of options
+    "config": {"algorithm", "protocol", "tasks", "errors", "fields"},
+    "strategy": {"protocol", "algorithm", "config", "devices", "flower", "engines", "errors"}
+    | {"fields"},
     "hosts": {"strategy", "engines", "flower", "devices", "protocol", "algorithm", "errors"},
     "checkpoint": {"strategy", "protocol", "engines", "flower", "errors", "files"},
     # of checkpoint only the names in a run's folder
     "results": {"strategy", "protocol", "algorithm", "devices", "flower", "tasks", "config"}
-    | {"checkpoint", "files", "errors"},
+    | {"checkpoint", "files", "errors", "fields"},
     "resume": {"checkpoint", "results", "strategy", "tasks", "config", "errors"},
     "checkpointing": {"resume", "checkpoint", "results", "strategy"},
     "released": {"strategy", "algorithm", "errors"},

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from ..fields import to_record
 from .failure import ProtocolError
 from .records import (
     ARRAYS,
@@ -14,7 +15,6 @@ from .records import (
     SERVER_ROUND,
     SUMS,
     from_wire,
-    to_wire,
 )
 
 
@@ -32,7 +32,7 @@ class EvaluateOrder:
 
     def to_records(self) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
-        return RecordDict({ARRAYS: self.arrays, CONFIG: ConfigRecord(to_wire(self))})
+        return RecordDict({ARRAYS: self.arrays, CONFIG: ConfigRecord(to_record(self))})
 
     @classmethod
     def from_message(cls, message: Message, num_test: int) -> "EvaluateOrder":
@@ -108,7 +108,7 @@ class EvaluateReport:
         average it. The sums are in a ConfigRecord.
         """
         metrics = MetricRecord({NUM_EXAMPLES: self.num_examples, **self.metrics()})
-        sums = ConfigRecord(to_wire(self))
+        sums = ConfigRecord(to_record(self))
         return Message(RecordDict({METRICS: metrics, SUMS: sums}), reply_to=message)
 
     @classmethod

@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from ..fields import to_record
 from .failure import Failure, ProtocolError
-from .records import ARRAYS, CONFIG, NUM_EXAMPLES, from_wire, to_wire
+from .records import ARRAYS, CONFIG, NUM_EXAMPLES, from_wire
 
 HOST = "host"
 """Name of the record that marks these messages."""
@@ -43,7 +44,7 @@ class HostOrders:
 
     def to_records(self) -> RecordDict:
         """Return the content of the message, without copies of shared records."""
-        records = RecordDict({HOST: ConfigRecord(to_wire(self))})
+        records = RecordDict({HOST: ConfigRecord(to_record(self))})
         for rank, content in self.contents.items():
             for name, record in content.items():
                 if name == self.config_key:
@@ -93,7 +94,7 @@ class HostReply:
             for name, record in part.items():
                 records[f"{rank}/{name}"] = record
         for rank, failure in self.failures.items():
-            records[f"{rank}/{_FAILURE}"] = ConfigRecord(to_wire(failure))
+            records[f"{rank}/{_FAILURE}"] = ConfigRecord(to_record(failure))
         return Message(records, reply_to=message)
 
     @classmethod

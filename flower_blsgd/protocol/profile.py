@@ -7,8 +7,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from ..devices.worker_spec import OPTIONS, WorkerOptions, WorkerSpec
+from ..fields import to_record
 from .failure import ProtocolError
-from .records import CONFIG, PROFILE, from_wire, to_wire
+from .records import CONFIG, PROFILE, from_wire
 
 _LONGEST_NAME = 1000
 
@@ -27,7 +28,7 @@ class ProfileQuery:
 
     def to_records(self) -> RecordDict:
         """Return the content of the query's message."""
-        return RecordDict({CONFIG: ConfigRecord(to_wire(self))})
+        return RecordDict({CONFIG: ConfigRecord(to_record(self))})
 
     @classmethod
     def from_message(cls, message: Message) -> "ProfileQuery":
@@ -36,7 +37,7 @@ class ProfileQuery:
         ProtocolError if a value has the wrong type, or the batch size is missing.
         """
         record = message.content.config_records.get(CONFIG, ConfigRecord())
-        query = cls(**from_wire(cls, {**to_wire(cls()), **record}))
+        query = cls(**from_wire(cls, {**to_record(cls()), **record}))
         if query.calibrate and query.batch_size < 1:
             raise ProtocolError(f"batch-size = {query.batch_size}: must be at least 1 to measure")
         return query
@@ -74,7 +75,7 @@ class WorkerProfile(WorkerOptions):
 
     def to_reply(self, message: Message) -> Message:
         """Return the answer to a profile query."""
-        return Message(RecordDict({PROFILE: ConfigRecord(to_wire(self))}), reply_to=message)
+        return Message(RecordDict({PROFILE: ConfigRecord(to_record(self))}), reply_to=message)
 
     @classmethod
     def from_content(cls, content: RecordDict) -> "WorkerProfile":

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
+from ..fields import to_record
 from .failure import ProtocolError
-from .records import ARRAYS, CONFIG, from_wire, records_of, to_wire
+from .records import ARRAYS, CONFIG, from_wire, records_of
 
 SCRIPT = "script"
 """Key of the node config: the command line of the training script, quoted as for a shell."""
@@ -46,7 +47,7 @@ class SessionInfo:
 
     def to_records(self, arrays: ArrayRecord) -> RecordDict:
         """Return the content of the reply, with the initial model."""
-        return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(to_wire(self))})
+        return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(to_record(self))})
 
     @classmethod
     def from_content(cls, content: RecordDict) -> "SessionInfo":

@@ -8,8 +8,9 @@ from typing import Any
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from ..fields import to_record
 from .failure import ProtocolError
-from .records import ARRAYS, CONFIG, METRICS, from_wire, to_wire
+from .records import ARRAYS, CONFIG, METRICS, from_wire
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class SumOrder:
 
     def to_records(self) -> RecordDict:
         """Return the content of the order's message; the slices are shared, not copied."""
-        records = RecordDict({CONFIG: ConfigRecord(to_wire(self))})
+        records = RecordDict({CONFIG: ConfigRecord(to_record(self))})
         for i, record in enumerate(self.slices):
             records[f"{ARRAYS}-{i}"] = record
         return records
@@ -61,7 +62,7 @@ class SumReport:
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to a message to sum."""
-        times = MetricRecord(to_wire(self))
+        times = MetricRecord(to_record(self))
         return Message(RecordDict({ARRAYS: self.arrays, METRICS: times}), reply_to=message)
 
     @classmethod

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from ..fields import to_record
 from .failure import NotFiniteError, ProtocolError
 from .records import (
     ARRAYS,
@@ -26,7 +27,6 @@ from .records import (
     Record,
     from_wire,
     records_of,
-    to_wire,
     unchecked_content,
     unchecked_record,
 )
@@ -127,7 +127,7 @@ class TrainOrder:
 
     def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
-        values = to_wire(self) | {_INDICES: self.indices.astype(_INDEX_DTYPE).tobytes()}
+        values = to_record(self) | {_INDICES: self.indices.astype(_INDEX_DTYPE).tobytes()}
         if self.sample_weights is not None:
             values[_WEIGHTS] = self.sample_weights.astype(_LOSS_DTYPE).tobytes()
         config = unchecked_record(ConfigRecord, values)
@@ -247,7 +247,7 @@ class TrainReport:
         It has one ArrayRecord and one MetricRecord with ``num-examples``, so that Flower's own
         strategies can average it.
         """
-        metrics = {**to_wire(self), NUM_EXAMPLES: self.num_examples, TRAIN_LOSS: self.mean_loss}
+        metrics = {**to_record(self), NUM_EXAMPLES: self.num_examples, TRAIN_LOSS: self.mean_loss}
         losses = self.losses.astype(_LOSS_DTYPE).tobytes()
         records: dict[str, AnyRecord] = {
             ARRAYS: self.arrays,

@@ -12,7 +12,7 @@ import tomllib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import tomli_w
 from flwr.app import ArrayRecord
@@ -22,6 +22,7 @@ from ..algorithm.sampling_stats import SamplingStats
 from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors, temporary_path
 from ..config import RunConfig
 from ..errors import UsageError
+from ..fields import from_json
 from ..files import locked
 from ..flower.array_records import tensors_of
 from ..strategy.round_metrics import RoundRecord
@@ -168,8 +169,8 @@ class RunFolder:
         records: list[RoundRecord] = []
         with contextlib.suppress(OSError):
             for line in (self.path / "rounds.jsonl").read_text(errors="replace").splitlines():
-                with contextlib.suppress(ValueError, TypeError, LookupError, RecursionError):
-                    record: RoundRecord = of_plain(RoundRecord, json.loads(line))
+                with contextlib.suppress(ValueError, RecursionError):
+                    record: RoundRecord = from_json(RoundRecord, json.loads(line))
                     if (records[-1].round if records else 0) < record.round <= last_round:
                         records.append(record)
         return records
@@ -327,22 +328,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def of_plain(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return a dataclass from the fields that JSON held: null becomes nan, or None.
-
-    LookupError or TypeError if a field is missing or is not a number where it must be.
-    """
-    found = {**values}
-    for field in dataclasses.fields(kind):
-        value = values[field.name]
-        if field.type is float and value is None:
-            found[field.name] = math.nan
-        elif dataclasses.is_dataclass(field.type):
-            found[field.name] = of_plain(field.type, value)
-        elif get_origin(field.type) is tuple:
-            found[field.name] = tuple(of_plain(get_args(field.type)[0], one) for one in value)
-        elif field.type in (int, float) and type(value) not in (int, float):
-            raise TypeError(f"{field.name} is {value!r}")
-    return kind(**found)

@@ -19,9 +19,10 @@ from typing import Any, BinaryIO
 
 from ..devices.worker_spec import parse_workers
 from ..errors import UsageError
+from ..fields import from_json
 from ..strategy.budget import NO_LIMIT, Budget
 from ..strategy.round_metrics import RoundRecord
-from .folder import of_plain, read_config
+from .folder import read_config
 
 RECENT_SECONDS = 10.0
 """Shares and speeds are those of the last rounds, which together took this time."""
@@ -157,8 +158,8 @@ class LiveRun:
             self.config = read_config(self.folder)
             self._forget_rounds()
         for line in self._rounds_file.read():
-            with suppress(ValueError, TypeError, LookupError, RecursionError):
-                self._add(of_plain(RoundRecord, json.loads(line)))
+            with suppress(ValueError, RecursionError):
+                self._add(from_json(RoundRecord, json.loads(line)))
         if self._epochs_file.began_again():
             self._forget_epochs()
         for cells in csv.reader(self._epochs_file.read()):

@@ -20,6 +20,7 @@ from flwr.app.exception import AppExitException
 from ..algorithm.catalog import part_of
 from ..config import RunConfig
 from ..errors import UsageError
+from ..fields import from_json
 from ..protocol import Failure
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.budget import Budget
@@ -27,7 +28,7 @@ from ..strategy.cost_model import NEGLIGIBLE, slow_device_lines
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from .events import EventWriter
-from .folder import EpochRow, RunFolder, append, of_plain, plain, shown_late
+from .folder import EpochRow, RunFolder, append, plain, shown_late
 from .metrics import Figures, RunMetrics, measured_figures
 from .progress import ProgressView
 from .stopping import Best, EarlyStopping
@@ -246,8 +247,8 @@ class RunRecorder:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; LookupError, TypeError or ValueError if it is invalid."""
-        self._rows = [of_plain(EpochRow, row) for row in state["epochs"]]
-        self.durations = of_plain(Durations, state["durations"])
+        self._rows = [from_json(EpochRow, row) for row in state["epochs"]]
+        self.durations = from_json(Durations, state["durations"])
         self._resumed = [*map(int, state["resumed"])]
         self._stopping.load_state_dict(state)
 

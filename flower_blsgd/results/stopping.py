@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config import RunConfig
-from .folder import EpochRow, of_plain, shown_metric
+from ..fields import from_json
+from .folder import EpochRow, shown_metric
 
 
 @dataclass(frozen=True)
@@ -72,5 +73,5 @@ class EarlyStopping:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; LookupError, TypeError or ValueError if it is invalid."""
-        self.best = of_plain(Best, state["best"]) if state["best"] else None
+        self.best = from_json(Best, state["best"]) if state["best"] else None
         self._since_best = int(state["since_best"])

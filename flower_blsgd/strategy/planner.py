@@ -26,9 +26,9 @@ from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selected, Selection, SelectionRequest
 from ..algorithm.validation import checked_selected
 from ..errors import UsageError
+from ..fields import from_record, to_record
 from ..flower.array_records import tensors_of, view_record
 from ..protocol import Keys, TrainOrder
-from ..protocol.records import from_wire, to_wire
 from .budget import Budget
 from .round import Outcome, Round
 from .workers import Worker
@@ -315,7 +315,7 @@ class Planner:
                 "epoch": plan.epoch,
                 "rounds": plan.rounds,
                 "first-round": plan.first_round,
-                "shape": to_wire(plan.shape),
+                "shape": to_record(plan.shape),
                 "members": [list(each.members) for each in plan.sample_lists],
                 "lists": [each.indices for each in plan.sample_lists],
                 "weights": plan.weights,
@@ -336,7 +336,7 @@ class Planner:
         self.workers = [workers[index] for index in state["planned-for"]]
         averaged, plan = state["averaged-momentum"], state["plan"]
         self.averaged_momentum = averaged and view_record(averaged)
-        fields = from_wire(RoundShape, plan["shape"]).items()
+        fields = from_record(RoundShape, plan["shape"]).items()
         shape: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in fields}
         pairs = zip(plan["lists"], plan["members"], strict=True)
         lists = tuple(SampleList(indices, tuple(members)) for indices, members in pairs)

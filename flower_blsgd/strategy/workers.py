@@ -16,8 +16,8 @@ from ..algorithm.local_steps import (
     speeds_changed,
 )
 from ..errors import UsageError
+from ..fields import from_record, to_record
 from ..protocol import Failure, WorkerProfile
-from ..protocol.records import from_wire, to_wire
 from .messages import Address
 from .patience import moving_average
 
@@ -264,14 +264,14 @@ class WorkerRegistry:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all workers for a checkpoint."""
-        rows = ({**to_wire(w), "profile": to_wire(w.profile)} for w in self.workers)
+        rows = ({**to_record(w), "profile": to_record(w.profile)} for w in self.workers)
         return {"workers": list(rows)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the workers. They are absent until their nodes connect."""
         self.workers = [
             Worker(
-                **from_wire(Worker, row),
+                **from_record(Worker, row),
                 node_id=UNKNOWN_NODE,
                 present=False,
                 profile=WorkerProfile.from_record(row["profile"]),

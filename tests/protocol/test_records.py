@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from flower_blsgd.fields import to_record
 from flower_blsgd.protocol import ProtocolError
 from flower_blsgd.protocol.records import (
     from_wire,
     records_of,
-    to_wire,
     unchecked_content,
     unchecked_record,
 )
@@ -36,7 +36,7 @@ EXAMPLE = Example(3, 0.5, 2.0, "x", "slow", True, (1.0, 2.0))
 
 
 def test_dataclass_survives_a_record() -> None:
-    record = ConfigRecord(to_wire(EXAMPLE))
+    record = ConfigRecord(to_record(EXAMPLE))
     assert set(record) == {"max-steps", "seconds", "loss", "name", "tier", "wanted", "norms"}
     found = from_wire(Example, record)
     assert found == {
@@ -65,7 +65,7 @@ def test_dataclass_survives_a_record() -> None:
     ],
 )
 def test_value_that_is_missing_or_not_allowed_is_refused_by_name(key: str, value: Any) -> None:
-    record = to_wire(EXAMPLE) | {key: value}
+    record = to_record(EXAMPLE) | {key: value}
     if value is None:
         del record[key]
     with pytest.raises(ProtocolError, match=key):
