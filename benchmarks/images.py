@@ -26,37 +26,15 @@ def add_data_option(line: argparse.ArgumentParser) -> None:
     )
 
 
-def found_images(given: Path | None) -> Path | None:
-    """Return the folder of the images; None if there is none and none was given.
-
-    Raises
-    ------
-    SystemExit
-        If the given one is not there.
-    """
+def required_images(given: Path | None) -> str:
+    """Return the folder of the images; SystemExit if there is none."""
     if given is not None and not given.is_dir():
         raise SystemExit(f"--data {given}: there is no such folder")
     places = PLACES if given is None else (given,)
-    return next((place.resolve() for place in places if place.is_dir()), None)
-
-
-def required_images(given: Path | None) -> str:
-    """Return the folder of the images.
-
-    Raises
-    ------
-    SystemExit
-        If there is none.
-    """
-    folder = found_images(given)
+    folder = next((place.resolve() for place in places if place.is_dir()), None)
     if folder is None:
         raise SystemExit("no images: name a folder with --data, or put them into data/cifar10")
     return str(folder)
-
-
-def data_text(count: int, folder: Path | None) -> str:
-    """Return what `some_images` takes as ``data``."""
-    return f"{count}@{folder}" if folder else f"{count}"
 
 
 def some_images(data: str, model_name: str) -> Task:

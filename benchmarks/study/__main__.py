@@ -15,7 +15,6 @@ from benchmarks.images import add_data_option, required_images
 from benchmarks.taken_under import conditions
 from flower_blsgd.devices.machine import usable_cores
 
-from . import link
 from .arms import FAST_CORE, SLOW_CORE
 from .runs import Row, Run, Store, is_due, row_of
 from .stages import FULL, STAGES, TINY, Scale, read
@@ -47,10 +46,6 @@ class Study:
         """Return the runs of a stage that can be done now and have no row that counts."""
         rows = read(self.store)
         return [r for r in STAGES[stage](rows, self.scale) if is_due(r, rows[stage])]
-
-    def reason_to_skip(self, stage: str) -> str:
-        """Return why nothing of a stage can be run here; empty if it can."""
-        return link.why_not() if stage == "slow-link" else ""
 
     def run(self, stage: str, say: Say) -> None:
         """Run what is due, and what becomes due by it."""
@@ -107,8 +102,6 @@ def listing(study: Study) -> str:
         due = study.due(stage)
         lines += [f"  {run.key}" for run in due]
         lines.append(f"{stage}: {len(due)} runs, {_hours(due):.2f} h")
-        if reason := study.reason_to_skip(stage):
-            lines.append(f"{stage}: not here: {reason}")
     return "\n".join(lines)
 
 
@@ -131,10 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
         raise SystemExit(f"cores {FAST_CORE} and {SLOW_CORE} are needed")
     store.append("conditions", conditions())
     for stage in given.stages:
-        if reason := study.reason_to_skip(stage):
-            print(f"{stage}: not run: {reason}")
-        else:
-            study.run(stage, lambda text: print(text, flush=True))
+        study.run(stage, lambda text: print(text, flush=True))
     return 0
 
 

@@ -20,25 +20,11 @@ class Arm:
         Samples per step of the fast device.
     settings : mapping
         Run config of `ours`, on top of ``weighted-local-sgd``.
-    accumulate : int (default: 1)
-        Batches per optimizer step of DDP.
-    times_steps : float (default: 1.0)
-        Factor of the local steps of `ours`.
-    late : bool (default: False)
-        Whether the other workers' part of an average is applied one round late, and a round costs
-        nothing next to computing; only on the counted clock.
-    own_batch : bool (default: False)
-        Whether the slow device does as many steps as the fast one, with batches that are smaller by
-        the gap; only on the counted clock.
     """
 
     kind: Literal["loop", "ddp", "ours"]
     batch: int = 32
     settings: Mapping[str, Any] = field(default_factory=dict)
-    accumulate: int = 1
-    times_steps: float = 1.0
-    late: bool = False
-    own_batch: bool = False
 
     @property
     def both(self) -> bool:
@@ -49,25 +35,9 @@ class Arm:
 ARMS: Mapping[str, Arm] = {
     **{f"fast-{batch}": Arm("loop", batch) for batch in (16, 32, 48)},
     "ddp": Arm("ddp", 16),
-    "ddp-accumulate-4": Arm("ddp", 16, accumulate=4),
     "load": Arm("ours", 16, {"weights": "load"}),
     "per-sample": Arm("ours", 16, {"weights": "per-sample"}),
     "separated": Arm("ours", 16, {"weights": "per-sample", "sampler": "separated"}),
-    "averaged-momentum": Arm("ours", 16, {"weights": "per-sample", "momentum-buffers": "average"}),
-    "short-rounds": Arm("ours", 16, {"weights": "per-sample"}, times_steps=0.5),
-    "long-rounds": Arm("ours", 16, {"weights": "per-sample"}, times_steps=2.0),
-    "small-batches": Arm("ours", 16, {"weights": "per-sample"}, own_batch=True),
-    "one-round-late": Arm("ours", 16, {"weights": "per-sample"}, late=True),
-    "outer-rate": Arm(
-        "ours",
-        16,
-        {
-            "weights": "per-sample",
-            "outer-optimizer": "sgd",
-            "outer-learning-rate": 1.5,
-            "outer-momentum": 0.0,
-        },
-    ),
     "shipped": Arm("ours", settings={"algorithm": "recommended"}),
 }
 """``shipped`` chooses its own steps."""

@@ -11,8 +11,7 @@ work on the machine does not change a bit of it.
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from flower_blsgd.algorithm.randomness import derived_seed
-from flower_blsgd.algorithm.tensor_sum import AnyArray
 from flower_blsgd.config import RunConfig
-from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.flower.internals import become_server, empty_run, give_message_id
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.run import make_strategy
@@ -101,50 +98,10 @@ def _worker(profile: WorkerProfile, run: Callable[[TrainOrder], TrainReport]) ->
     return answer
 
 
-class OneRoundLate:
-    """Starts each round of a worker without what the others did in the round before.
-
-    With z the global model, s the worker's coefficient and d its update, round k starts from
-    z[k-1] + s d[k-1] instead of z[k], the sum of z[k-1] and all workers' s d[k-1]. It returns its
-    update added to z[k], so what the others did is applied one round late, and an average can be
-    computed and sent while the next round trains. Buffers are those of z[k].
-
-    Parameters
-    ----------
-    run : callable
-        Trains: ``LocalSGD.run``.
-    share : float
-        The coefficient s.
-    parameters : collection of str
-        Names of the parameters.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[TrainOrder], TrainReport],
-        share: float,
-        parameters: Collection[str],
-    ) -> None:
-        self._run, self._share, self._parameters = run, share, parameters
-        self._known: dict[str, AnyArray] = {}
-        """Where the next round starts."""
-
-    def run(self, order: TrainOrder) -> TrainReport:
-        """Return the report of a round."""
-        model = {name: array.numpy().copy() for name, array in order.arrays.items()}
-        started = {**model, **self._known}
-        report = self._run(replace(order, arrays=view_record(started)))
-        reached = {name: array.numpy() for name, array in report.arrays.items()}
-        updates = {name: reached[name] - started[name] for name in self._parameters}
-        self._known = {name: model[name] + self._share * d for name, d in updates.items()}
-        moved = {name: model[name] + update for name, update in updates.items()}
-        return replace(report, arrays=view_record({**reached, **moved}))
-
-
 def round_seconds(
     record: RoundRecord,
     shape: Shape,
-    batches: tuple[int, int],
+    batch: int,
     step_seconds: tuple[float, float],
 ) -> float:
     """Return what a round counts as, without its fixed cost.
@@ -155,14 +112,14 @@ def round_seconds(
         The round.
     shape : Shape
         The gap of its slow workers.
-    batches : pair of int
-        Samples per step of the fast and the slow device.
+    batch : int
+        Samples per step.
     step_seconds : pair of float
         Seconds per step of the fast device: a constant, and per sample.
     """
     longest = 0.0
     for row in record.workers:
-        batch, times = (batches[0], 1.0) if row.fast else (batches[1], shape.gap)
+        times = 1.0 if row.fast else shape.gap
         step = times * (step_seconds[0] + step_seconds[1] * batch)
         longest = max(longest, row.num_examples / batch * step)
     return longest
@@ -175,8 +132,7 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
     ----------
     given : mapping
         ``task`` (see `tasks.loaded`), ``run`` (run config), ``shape`` (key of `SHAPES`),
-        ``step_seconds``, ``seconds`` (the budget), ``batches`` (of both devices), ``late`` (as
-        of `Arm`).
+        ``step_seconds`` and ``seconds`` (the budget).
 
     Returns
     -------
@@ -186,17 +142,13 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
     config = RunConfig.from_run_config(given["run"])
     shape, seed = SHAPES[given["shape"]], config.seed
     step_seconds = given["step_seconds"][0], given["step_seconds"][1]
-    batches = given["batches"][0], given["batches"][1]
     task = loaded(given["task"], seed)
     model = task.initial_model(derived_seed(seed, "model"))
     source = BatchSource(task.train, torch.device("cpu"))
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    steps = [config.local_steps_fast, config.local_steps_slow]
     handlers = {}
     for rank, tier in enumerate(("fast", "slow")):
-        profile = WorkerProfile(
-            f"cpu:{rank}", tier=tier, partition_id=rank, batch_size=batches[rank]
-        )
+        profile = WorkerProfile(f"cpu:{rank}", tier=tier, partition_id=rank)
         sgd = LocalSGD(
             task.fresh_model(0),
             source,
@@ -207,17 +159,14 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
             channels_last=True,
             name=f"worker {rank}",
         )
-        run = sgd.run
-        if given["late"]:
-            run = OneRoundLate(run, max(steps) / sum(steps), names).run
-        handlers[rank + 1] = _worker(profile, run)
+        handlers[rank + 1] = _worker(profile, sgd.run)
     strategy = make_strategy(config, task.num_train, len(handlers), names)
     become_server(1)
     counted = {"training_seconds": 0.0, "rounds": 0, "samples": 0}
 
     def count(record: RoundRecord) -> None:
-        counted["training_seconds"] += round_seconds(record, shape, batches, step_seconds)
-        counted["training_seconds"] += 0.0 if given["late"] else ROUND_SECONDS
+        counted["training_seconds"] += ROUND_SECONDS
+        counted["training_seconds"] += round_seconds(record, shape, config.batch_size, step_seconds)
         counted["rounds"] += 1
         counted["samples"] += sum(row.num_examples for row in record.workers)
 

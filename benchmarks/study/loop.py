@@ -1,8 +1,7 @@
 """The rivals: a PyTorch loop as one writes it by hand, alone or as a rank of torch's DDP.
 
 ``python -m benchmarks.study.loop SETTINGS``: one rank. It ends when its parent does. Rank 0 writes
-``result.json``. With ``"probe": true`` it waits for lines instead, and answers each with how many
-samples per second it trained on for so many seconds.
+``result.json``.
 """
 
 import copy
@@ -67,23 +66,13 @@ class Settings:
         Whether the model is evaluated in the end.
     folder : str
         Where ranks meet, and the result is written.
-    interface : str (default: "lo")
-        The network interface that the gradients go through.
-    address : str (default: "")
-        Where ranks meet if they do not in the folder, such as ``"tcp://10.0.0.1:1234"``.
     decay : {"steps", "linear"} (default: "steps")
         How the rate falls: times 0.1 at 60 % and at 80 % of the budget, or in a line to zero.
-    accumulate : int (default: 1)
-        Batches per optimizer step; only the last of them is summed over ranks.
-    repeat : bool (default: False)
-        Slow a rank down by repeating its work instead of waiting.
     channels_last : bool (default: False)
         Keep images and filters with their channels next to each other, to save hours where time
         is counted.
     rank : int
         Which one this is.
-    probe : bool (default: False)
-        See the module.
     """
 
     task: Mapping[str, Any]
@@ -96,14 +85,9 @@ class Settings:
     step_seconds: list[list[float]] = field(default_factory=list)
     evaluate: bool = True
     folder: str = ""
-    interface: str = "lo"
-    address: str = ""
     decay: str = "steps"
-    accumulate: int = 1
-    repeat: bool = False
     channels_last: bool = False
     rank: int = 0
-    probe: bool = False
 
 
 class Rank:
@@ -116,7 +100,6 @@ class Rank:
         self.net = task.initial_model(derived_seed(settings.seed, "model")).train()
         self.layout = torch.channels_last if settings.channels_last else torch.contiguous_format
         self.net = self.net.to(memory_format=self.layout)  # type: ignore[call-overload]
-        self.shadow = copy.deepcopy(self.net)
         self.forward: nn.Module = self.net
         self.optimizer = _optimizer(self.net, settings.task)
         self.generator = torch.Generator().manual_seed(
@@ -140,11 +123,7 @@ class Rank:
     def step(self, samples: Tensor) -> None:
         """Do an optimizer step on these samples."""
         self.optimizer.zero_grad()
-        *before, last = samples.chunk(self.settings.accumulate)
-        for part in before:
-            with self.forward.no_sync():  # type: ignore[operator]
-                self._backward(part)
-        self._backward(last)
+        self._backward(samples)
         if self.forward is not self.net:
             self.began = time.perf_counter()
         self.optimizer.step()
@@ -154,17 +133,8 @@ class Rank:
         if self.task.augment is not None:
             inputs = self.task.augment(inputs, self.generator)
         inputs = inputs.contiguous(memory_format=self.layout)
-        if self.settings.repeat:
-            for _ in range(round(self.slowdown) - 1):
-                self.task.loss(self.shadow(inputs), targets).mean().backward()
         loss = self.task.loss(self.forward(inputs), targets).mean()
-        scale = self.scale / self.settings.accumulate
-        (loss * scale if scale != 1 else loss).backward()
-
-    def throttle(self, began: float) -> None:
-        """Wait while a slower device would still compute, unless it repeats its work instead."""
-        if not self.settings.repeat:
-            throttle(began, self.slowdown)
+        (loss * self.scale if self.scale != 1 else loss).backward()
 
     def seconds_of(self, batch: int, seconds: float) -> float:
         """Return the seconds of a step of so many samples, slowed as it is; nothing is changed."""
@@ -183,7 +153,7 @@ class Rank:
         while steps < 3 or time.perf_counter() - began < seconds / self.slowdown:
             start = time.perf_counter()
             step()
-            self.throttle(start)
+            throttle(start, self.slowdown)
             steps += 1
         measured = (time.perf_counter() - began) / steps
         self.net.load_state_dict(kept)
@@ -196,7 +166,7 @@ class Rank:
     ) -> torch.futures.Future[Tensor]:
         """Sleep as a slower device would still compute, and only then join the sum."""
         if bucket.is_last():
-            self.throttle(self.began)
+            throttle(self.began, self.slowdown)
             self.compute_seconds += time.perf_counter() - self.began
         return allreduce_hook(group, bucket)
 
@@ -220,7 +190,7 @@ def train(settings: Settings) -> dict[str, Any]:
     if world > 1:
         distributed.init_process_group(
             "gloo",
-            init_method=settings.address or f"file://{settings.folder}/meeting",
+            init_method=f"file://{settings.folder}/meeting",
             rank=number,
             world_size=world,
             timeout=_LONGEST_WAIT,
@@ -242,8 +212,8 @@ def train(settings: Settings) -> dict[str, Any]:
 
 def _trained(settings: Settings, rank: Rank, batches: list[int]) -> dict[str, Any]:
     """Train until the budget is over."""
-    world, number, total = len(batches), settings.rank, sum(batches) * settings.accumulate
-    first, own = sum(batches[:number]) * settings.accumulate, batches[number] * settings.accumulate
+    world, number, total = len(batches), settings.rank, sum(batches)
+    first, own = sum(batches[:number]), batches[number]
     counted = _counted_step_seconds(settings, batches)
     word = torch.zeros(1, dtype=torch.float64)
     steps, share, counting_from = 0, 0.0, (0, 0.0)
@@ -322,30 +292,17 @@ def _dealt(num_samples: int, total: int, seed: int) -> Iterator[Tensor]:
         left = left[total:]
 
 
-def serve_probes(settings: Settings) -> None:
-    """Answer every line on the standard input with samples per second, until it ends."""
-    rank = Rank(settings, loaded(dict(settings.task), settings.seed))
-    batch = settings.batches[0]
-    rank.seconds_of(batch, 0.0)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(batch / rank.seconds_of(batch, settings.seconds), flush=True)
-
-
 def _end_with_parent() -> None:
     os.read(0, 1)  # not sys.stdin, whose lock would be held at exit
     os._exit(1)
 
 
 def main(text: str) -> None:
-    """Be one rank, or the probe."""
+    """Be one rank."""
     settings = Settings(**json.loads(text))
-    os.environ["GLOO_SOCKET_IFNAME"] = settings.interface
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.sched_setaffinity(0, {settings.cores[settings.rank]})
     torch.set_num_threads(1)
-    if settings.probe:
-        serve_probes(settings)
-        return
     threading.Thread(target=_end_with_parent, daemon=True).start()
     result = train(settings)
     if settings.rank == 0:

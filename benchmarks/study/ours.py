@@ -1,10 +1,9 @@
 """A run of this project, for the study.
 
-``python -m benchmarks.study.ours SETTINGS``, as JSON: ``task``, ``run`` (run config), ``folder``,
-``repeat`` (how often the slow core does each step; 0 if it waits). Writes ``result.json`` there.
+``python -m benchmarks.study.ours SETTINGS``, as JSON: ``task``, ``run`` (run config), ``folder``.
+Writes ``result.json`` there.
 """
 
-import functools
 import json
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 
-from .emulation import repeat_steps
 from .tasks import finished, loaded, saved
 
 
@@ -50,8 +48,7 @@ def main(text: str) -> None:
 
     folder = Path(given["folder"])
     config = RunConfig.from_run_config({**given["run"], "out": str(folder / "run")})
-    repeat = functools.partial(repeat_steps, given["repeat"]) if given["repeat"] else None
-    with make_local_grid(config, repeat) as grid:
+    with make_local_grid(config) as grid:
         train_on(grid, config)
     result = result_of(folder / "run", given["task"], config.seed)
     (folder / "result.json").write_text(json.dumps(result))

@@ -18,7 +18,6 @@ from .runs import Row, Store, counting, is_due
 from .stages import (
     FULL,
     GAPS,
-    IDEAS,
     SCREENING_SEEDS,
     STAGES,
     TINY,
@@ -33,6 +32,10 @@ from .stages import (
 
 FOLDER = Path(__file__).parent
 PICTURE = "speedup2.png"
+IDEAS = (
+    *("averaged-momentum", "short-rounds", "long-rounds", "one-round-late", "outer-rate"),
+    "small-batches",
+)
 
 Lines = Iterable[str]
 
@@ -314,7 +317,7 @@ def throughput_lines(rows: Sequence[Row]) -> Lines:
     for row in done:
         if row["block"] in alone and row["shape"]:
             ceiling = alone[row["block"]] * (1 + 1 / SHAPES[row["shape"]].gap)
-            shares[row["shape"], row["arm"], row["repeat"]].append(
+            shares[row["shape"], row["arm"], row.get("repeat", False)].append(
                 row["samples_per_second"] / ceiling
             )
     if shares:

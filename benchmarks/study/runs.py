@@ -16,7 +16,6 @@ from benchmarks.taken_under import conditions
 from flower_blsgd.devices.pinning import ALLOCATOR
 
 from .arms import ARMS, FAST_CORE, SHAPES, SLOW_CORE
-from .link import ADDRESSES, INTERFACE, Link
 from .tasks import Places, settings_of
 
 ROOT = Path(__file__).parents[2]
@@ -55,14 +54,10 @@ class Run:
         As of `tasks.settings_of`.
     clock : {"counted", "wall"} (default: "counted")
         Whether time is counted from given seconds per step, on one core, or measured on two.
-    repeat : bool (default: False)
-        On the wall clock: whether the slow device repeats its work instead of waiting.
     block : int (default: 0)
         Repetition of a timing.
     neighbor : bool (default: False)
         Whether the other core computes in the meantime.
-    slow_link : bool (default: False)
-        Whether a slow link joins the devices.
     """
 
     stage: str
@@ -74,10 +69,8 @@ class Run:
     seed: int = 0
     task: str = "validation"
     clock: str = "counted"
-    repeat: bool = False
     block: int = 0
     neighbor: bool = False
-    slow_link: bool = False
 
     @property
     def key(self) -> str:
@@ -85,7 +78,7 @@ class Run:
         parts = [self.stage, self.arm, self.shape or "alone", self.task]
         parts += [f"rate={self.rate:g}", self.decay, f"seconds={self.seconds:g}"]
         parts += [f"seed={self.seed}", f"block={self.block}"]
-        return " ".join(parts + ["repeat"] * self.repeat + ["neighbor"] * self.neighbor)
+        return " ".join(parts + ["neighbor"] * self.neighbor)
 
     @property
     def expected_seconds(self) -> float:
@@ -140,40 +133,6 @@ def is_due(run: Run, rows: Sequence[Row]) -> bool:
     return len(own) < MOST_TRIES
 
 
-class Probe:
-    """A process that says how fast the bare loop is on the fast core just now."""
-
-    def __init__(self, places: Places, seconds: float) -> None:
-        settings = _loop_settings(
-            Run("probe", "fast-32", 0.1, seconds, shape="", clock="wall"), places
-        )
-        self._process = subprocess.Popen(
-            [*_PYTHON, "benchmarks.study.loop", json.dumps({**settings, "probe": True})],
-            cwd=ROOT,
-            env=_ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._read()
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
-
-    def samples_per_second(self) -> float:
-        """Return it, as of now."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
-        return float(self._read())
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
-
-
 _PYTHON = [sys.executable, "-m"]
 
 
@@ -216,11 +175,6 @@ def _result(run: Run, places: Places, core: int) -> Row:
         work["folder"] = folder
         longest = 6 * run.expected_seconds + _START_SECONDS
         longest += _EVALUATION_SECONDS if run.evaluated else 0
-        if run.slow_link:
-            with Link() as link:
-                measured = link.measured()
-                commands = _at_both_ends(link, module, work)
-                return {**done(commands, Path(folder), longest), **measured}
         ranks = range(1 if ours else len(work["batches"]))
         commands = [command(module, {**work, "rank": i} if i else work) for i in ranks]
         alone = dataclasses.replace(run, arm="fast-32", shape="", clock="wall")
@@ -295,8 +249,6 @@ def _loop_settings(run: Run, places: Places, core: int = FAST_CORE) -> dict[str,
         "step_seconds": speeds[:ranks] if counted else [],
         "evaluate": run.evaluated,
         "decay": run.decay,
-        "accumulate": arm.accumulate,
-        "repeat": run.repeat,
         "channels_last": counted,
     }
 
@@ -306,8 +258,8 @@ def _our_settings(run: Run, places: Places, core: int) -> dict[str, Any]:
     settings = {
         "algorithm": "weighted-local-sgd",
         "batch-size": arm.batch,
-        "local-steps-fast": int(shape.steps[0] * arm.times_steps),
-        "local-steps-slow": int(shape.steps[0 if arm.own_batch else 1] * arm.times_steps),
+        "local-steps-fast": shape.steps[0],
+        "local-steps-slow": shape.steps[1],
         "learning-rate": run.rate,
         "schedule": run.decay,
         "seconds": run.seconds,
@@ -323,29 +275,6 @@ def _our_settings(run: Run, places: Places, core: int) -> dict[str, Any]:
         del settings["local-steps-fast"], settings["local-steps-slow"]
     if run.clock == "counted":
         extra = {"step_seconds": STEP_SECONDS, "seconds": run.seconds, "core": core}
-        extra["late"] = arm.late
-        extra["batches"] = [arm.batch, int(arm.batch / shape.gap) if arm.own_batch else arm.batch]
         return {"task": task, "run": settings, "shape": run.shape, **extra}
-    slow = "" if run.repeat else f" slowdown={shape.gap:g}"
-    workers = f"1x cpu:{FAST_CORE} fast; 1x cpu:{SLOW_CORE} slow{slow}"
-    repeat = round(shape.gap) if run.repeat else 0
-    return {"task": task, "run": {**settings, "workers": workers}, "repeat": repeat}
-
-
-def _at_both_ends(link: Link, module: str, work: dict[str, Any]) -> list[list[str]]:
-    """Return what runs at the ends: the ranks, or what starts both of our nodes."""
-    if module == "loop":
-        address = {"address": f"tcp://{ADDRESSES[0]}:4712", "interface": INTERFACE}
-        return [
-            [*link.inside(end), *command("loop", {**work, **address, "rank": end})]
-            for end in range(2)
-        ]
-    slowdown = work["run"]["workers"].rpartition("slowdown=")[2]
-    nodes = [
-        f"device='cpu:{FAST_CORE}' tier='fast'",
-        f"device='cpu:{SLOW_CORE}' tier='slow' slowdown={float(slowdown)}",
-    ]
-    given = {**work, "nodes": nodes, "far": link.inside(1)}
-    del given["run"]["workers"]
-    given["run"] |= {"transport": "stream", "stream-address": f"{ADDRESSES[0]}:4713"}
-    return [[*link.inside(0), *command("deployed", given)]]
+    workers = f"1x cpu:{FAST_CORE} fast; 1x cpu:{SLOW_CORE} slow slowdown={shape.gap:g}"
+    return {"task": task, "run": {**settings, "workers": workers}}

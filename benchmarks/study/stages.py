@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from .arms import FAST_ALONE
@@ -17,10 +17,6 @@ CONTENDER_MARGIN = 0.02
 
 TWO_DEVICES = ("ddp", "load", "per-sample")
 GAPS = ("gap-2", "gap-4")
-IDEAS = (
-    *("averaged-momentum", "short-rounds", "long-rounds", "one-round-late", "outer-rate"),
-    "small-batches",
-)
 
 Rows = Mapping[str, Sequence[Row]]
 """Rows by stage."""
@@ -37,7 +33,7 @@ class Scale:
         alone near convergence, of a timing.
     blocks : int
         Repetitions of each timing.
-    pairs, confirmed_pairs, long_pairs, link_pairs : int
+    pairs, confirmed_pairs, long_pairs : int
         Seeds of the stages.
     """
 
@@ -49,11 +45,10 @@ class Scale:
     pairs: int = 12
     confirmed_pairs: int = 10
     long_pairs: int = 5
-    link_pairs: int = 3
 
 
 FULL = Scale()
-TINY = Scale(1.0, 1.5, 2.0, 1.5, 1, 2, 2, 2, 1)
+TINY = Scale(1.0, 1.5, 2.0, 1.5, 1, 2, 2, 2)
 
 Setting = tuple[float, str]
 """A learning rate and a decay."""
@@ -183,20 +178,6 @@ def weights(rows: Rows, scale: Scale) -> list[Run]:
     ]
 
 
-def ideas(rows: Rows, scale: Scale) -> list[Run]:
-    """Return the next ideas at the setting of per-sample weights, on seeds of `weights`."""
-    found = settings_found(rows, scale)
-    return [
-        Run(
-            "ideas", name, *_split(found["per-sample", shape], scale.screening_seconds), shape, seed
-        )
-        for name in IDEAS
-        for seed in range(1000, 1000 + scale.confirmed_pairs)
-        for shape in GAPS
-        if ("per-sample", shape) in found
-    ]
-
-
 def _split(setting: Setting, seconds: float) -> tuple[float, float, str]:
     return setting[0], seconds, setting[1]
 
@@ -233,12 +214,7 @@ def throughput(rows: Rows, scale: Scale) -> list[Run]:
 
         own = [timing("fast-32"), timing("fast-32", neighbor=True)]
         own += [timing("shipped", shape) for shape in (*GAPS, "gap-16")]
-        own += [
-            timing(name, shape, repeat=repeat)
-            for shape in GAPS
-            for name in ("ddp", "per-sample")
-            for repeat in (False, True)
-        ]
+        own += [timing(name, shape) for shape in GAPS for name in ("ddp", "per-sample")]
         random.Random(f"throughput {block}").shuffle(own)
         runs += own
     return runs
@@ -274,39 +250,19 @@ def confirmation(rows: Rows, scale: Scale) -> list[Run]:
     return runs
 
 
-def slow_link(rows: Rows, scale: Scale) -> list[Run]:
-    """Return DDP with and without accumulation, and what ships, over a slow link."""
-    found = settings_found(rows, scale)
-    if not all((name, "gap-2") in found for name in ("ddp", "per-sample")):
-        return []
-    rate, decay = found["ddp", "gap-2"]
-    runs = []
-    for seed in range(1300, 1300 + scale.link_pairs):
-        rivals = [("ddp", rate), ("ddp-accumulate-4", rate), ("ddp-accumulate-4", 2 * rate)]
-        own = [(name, each, decay, scale.seconds) for name, each in rivals]
-        ours_rate, ours_decay = found["per-sample", "gap-2"]
-        own += [
-            ("per-sample", ours_rate, ours_decay, share * scale.seconds)
-            for share in (0.3, 0.5, 1.0)
-        ]
-        for name, each, each_decay, seconds in own:
-            run = Run("slow-link", name, each, seconds, each_decay, "gap-2", seed, "cifar10")
-            runs.append(replace(run, clock="wall", slow_link=True))
-    return runs
-
-
 STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = {
     "screening": screening,
     "weights": weights,
-    "ideas": ideas,
     "throughput": throughput,
     "confirmation": confirmation,
     "near": near,
-    "slow-link": slow_link,
 }
 """In the order in which they are taken."""
+
+WITH_ROWS = ("screening", "weights", "ideas", *list(STAGES)[2:], "slow-link")
+"""Stages that have rows; PLAN2.md names the commit with the code of those not in `STAGES`."""
 
 
 def read(store: Store) -> Rows:
     """Return all rows."""
-    return {stage: store.read(stage) for stage in STAGES}
+    return {stage: store.read(stage) for stage in WITH_ROWS}

@@ -9,20 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord
 
 from benchmarks.study import __main__ as study_command
 from benchmarks.study import counted, loop, report, runs, stages
 from benchmarks.study.arms import FAST_CORE, SHAPES, SLOW_CORE
-from benchmarks.study.emulation import repeat_steps
 from benchmarks.study.estimator import Curve, Target, interval, speedup
 from benchmarks.study.runs import Run, Store, is_due
 from benchmarks.study.tasks import Places
-from flower_blsgd import LocalSGD, TrainOrder, TrainReport, train
-from flower_blsgd.flower.array_records import view_record
+from flower_blsgd import train
 
 # --- estimator
 
@@ -100,7 +96,7 @@ def test_every_arm_gets_the_same_grid_and_the_best_of_it_is_used() -> None:
         decay = 0.01 if run.decay == "steps" else 0.0
         return 0.5 + better.get(run.arm, 0) + decay - 0.008 * abs(math.log2(run.rate / best_rate))
 
-    rows: dict[str, list[Any]] = {stage: [] for stage in stages.STAGES}
+    rows: dict[str, list[Any]] = {stage: [] for stage in stages.WITH_ROWS}
     assert stages.weights(rows, stages.FULL) == stages.confirmation(rows, stages.FULL) == []
     taken("screening", rows, accuracy)
     counts = Counter((row["arm"], row["shape"]) for row in rows["screening"])
@@ -137,7 +133,7 @@ def test_counted_runs_are_done_two_at_once_and_each_leaves_a_row(
 
 
 def test_the_report_finds_how_much_sooner_an_arm_is() -> None:
-    rows: dict[str, list[Any]] = {stage: [] for stage in stages.STAGES}
+    rows: dict[str, list[Any]] = {stage: [] for stage in stages.WITH_ROWS}
     taken("screening", rows, lambda run: 0.5 - 0.01 * abs(math.log2(run.rate / 0.1)))
     taken("weights", rows, lambda run: {"load": 0.50, "per-sample": 0.52}.get(run.arm, 0.51))
     taken("confirmation", rows, lambda run: 0.0)
@@ -174,66 +170,8 @@ def test_a_round_counts_as_its_slowest_worker() -> None:
     # 4 steps of 0.02 + 32 x 0.01 s; 2 of them at a gap of 2 take as long
     step = 0.02, 0.01
     gap_2, gap_4 = SHAPES["gap-2"], SHAPES["gap-4"]
-    assert counted.round_seconds(record, gap_2, (32, 32), step) == pytest.approx(1.36)
-    assert counted.round_seconds(record, gap_4, (32, 32), step) == pytest.approx(2.72)
-    # 4 steps of 0.02 + 16 x 0.01 s at a gap of 2
-    assert counted.round_seconds(record, gap_2, (32, 16), step) == pytest.approx(1.44)
-
-
-def test_one_round_late_leaves_out_what_the_others_did_last() -> None:
-    starts = []
-
-    def add_one(order: TrainOrder) -> TrainReport:
-        model = {name: array.numpy() for name, array in order.arrays.items()}
-        starts.append({name: float(value) for name, value in model.items()})
-        return TrainReport(
-            1,
-            1,
-            0.1,
-            0,
-            0,
-            np.zeros(0, np.float32),
-            view_record({n: m + 1 for n, m in model.items()}),
-        )
-
-    late = counted.OneRoundLate(add_one, 0.5, ["weight"])
-    returned = []
-    for weight in (10.0, 12.0, 13.0):  # the others add 1.5, then 0.5
-        record = view_record({"weight": np.array(weight), "mean": np.array(7.0)})
-        order = TrainOrder(1, 1, 1, 1, 0.1, 0, 0.0, "keep", np.zeros(1, np.int32), record)
-        report = late.run(order)
-        returned.append(float(report.arrays["weight"].numpy()))
-    # 10 + 0.5 x 1, then 12 + 0.5 x 1
-    assert [start["weight"] for start in starts] == [10.0, 10.5, 12.5]
-    assert [start["mean"] for start in starts] == [7.0, 7.0, 7.0]
-    assert returned == [11.0, 13.0, 14.0]
-
-
-def test_a_core_that_repeats_its_steps_trains_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalSGD, "_step", LocalSGD._step)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {SLOW_CORE})
-    sizes: list[int] = []
-
-    def squares(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(outputs))
-        return (outputs.squeeze(1) - targets).square()
-
-    model = torch.nn.Linear(1, 1)
-    record = ArrayRecord(model.state_dict())
-    data = (torch.tensor([[1.0], [2.0]]), torch.zeros(2))
-    trained = []
-    for times in (1, 3):
-        repeat_steps(times)
-        sgd = LocalSGD(
-            model, data, squares, augment=lambda x, draw: x + torch.rand(1, generator=draw)
-        )
-        order = TrainOrder(
-            1, 1, 2, 2, 0.1, 0, 0.0, "keep", np.array([0, 1, 1, 0], np.int32), record
-        )
-        report = sgd.run(order)
-        trained.append({name: array.numpy().copy() for name, array in report.arrays.items()})
-    assert sizes == [2] * (2 * 1 + 2 * 3)
-    assert trained[0] == trained[1]
+    assert counted.round_seconds(record, gap_2, 32, step) == pytest.approx(1.36)
+    assert counted.round_seconds(record, gap_4, 32, step) == pytest.approx(2.72)
 
 
 @pytest.mark.processes
@@ -250,8 +188,6 @@ def test_a_counted_run_trains_what_the_local_grid_trains(tmp_path: Path) -> None
         "task": {"task": "digits", "data": "", "model": "cnn"},
         "run": {key.replace("_", "-"): value for key, value in run.items()} | {"epochs": 9},
         **{"shape": "gap-2", "step_seconds": [1.0, 0.0], "seconds": 2.01 * rounds - 1.0},
-        "late": False,
-        "batches": [32, 32],
     }
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
