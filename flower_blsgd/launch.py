@@ -30,19 +30,19 @@ from .protocol import (
     EvaluateOrder,
     EvaluateReport,
     Failure,
-    SessionInfo,
+    ScriptInfo,
 )
 from .protocol.records import records_of
 from .results.folder import RunFolder
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .run import Workload, train_on
-from .session.client import MAIN_RANK
+from .session.script import MAIN_RANK
 from .strategy.budget import Budget
 from .strategy.messages import answer_of, read_answer, replies_to
 from .strategy.replies import ModelShape
 
-_CLIENT_APP = "flower_blsgd.session.client:app"
+_CLIENT_APP = "flower_blsgd.client_app:app"
 _POLL_SECONDS = 0.5
 _JOIN_SECONDS = 600.0
 """Time for a script to reach its first step."""
@@ -231,7 +231,7 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
     return work, config
 
 
-def _read_join(content: RecordDict) -> tuple[SessionInfo, ArrayRecord] | None:
+def _read_join(content: RecordDict) -> tuple[ScriptInfo, ArrayRecord] | None:
     """Return what the main worker's script has told its session, and its checked model.
 
     None for another worker, which sends no model.
@@ -240,7 +240,7 @@ def _read_join(content: RecordDict) -> tuple[SessionInfo, ArrayRecord] | None:
     if not arrays:
         return None
     ModelShape(arrays).checked(arrays)
-    return SessionInfo.from_content(content), arrays
+    return ScriptInfo.from_content(content), arrays
 
 
 def _metrics(report: EvaluateReport, metric_name: str) -> MetricRecord:

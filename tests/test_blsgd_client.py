@@ -10,8 +10,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp.strategy import FedAvg
 
-from clients import blsgd_client
-from flower_blsgd import BiasedLocalSGD
+from flower_blsgd import BiasedLocalSGD, task_executor
 from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.devices.worker_spec import WorkerSpec
@@ -66,14 +65,18 @@ def test_evaluate_a_slice_is_answered_with_its_sums_and_leaves_the_training_mode
     monkeypatch.setattr("flower_blsgd.tasks.task.evaluate_sums", noted)
     settings = {"precision": "bfloat16", "channels_last": True, "loader_workers": 1}
     config = dataclasses.replace(CONFIG, **settings)
-    handler, model = node_of(config, precision="tf32"), model_of(5)
+    handler, model = node_of(config, precision="tf32", slowdown=3.0), model_of(5)
     answer(Message(ProfileQuery().to_records(), 7, "query.profile"), handler)
-    sgd = blsgd_client._local_sgd(config, WorkerSpec("cpu", (CORE,), precision="tf32"))
+    worker = WorkerSpec("cpu", (CORE,), precision="tf32", slowdown=3.0)
+    sgd = task_executor._local_sgd(config, worker, 1)
     sgd.model.train()
     before = tensors_of(ArrayRecord(sgd.model.state_dict()))
     order = EvaluateOrder(3, 100, 250, ArrayRecord(model.state_dict()))
+    naps: list[float] = []
+    monkeypatch.setattr("flower_blsgd.client_app.time.sleep", naps.append)
     reply = answer(Message(order.to_records(), 7, "evaluate"), handler)
     report = EvaluateReport.from_content(reply.content, order)
+    assert naps == pytest.approx([2 * report.seconds], rel=0.1)
     assert (report.first, report.last) == (100, 250)
     expected = sums(model, 100, 250)
     assert report.loss == pytest.approx(expected.loss)
@@ -154,9 +157,9 @@ def test_worker_computes_with_its_own_precision() -> None:
 
 def test_workers_of_a_card_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sharing: list[object] = []
-    samples = blsgd_client._samples
+    samples = task_executor._samples
     monkeypatch.setattr(
-        blsgd_client, "_samples", lambda *given: (sharing.append(given[-1]), samples(*given))[1]
+        task_executor, "_samples", lambda *given: (sharing.append(given[-1]), samples(*given))[1]
     )
     for number in (3, 4):
         run(node_of(**{"workers-on-device": number}), order(1))
@@ -177,5 +180,5 @@ def test_profile_tells_a_speed_only_when_it_is_asked_for_and_not_known(
 ) -> None:
     assert profile_of(False).seconds_per_step == 0.0
     assert 0 < profile_of(True).seconds_per_step < 1
-    monkeypatch.setattr("flower_blsgd.worker.timing.seconds_per_step", None)
+    monkeypatch.setattr("flower_blsgd.worker.profile.seconds_per_step", None)
     assert profile_of(True, **{"seconds-per-step": 0.5}).seconds_per_step == 0.5

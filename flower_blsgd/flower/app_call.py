@@ -13,6 +13,7 @@ from .array_records import record_of
 from .internals import RAISED, skip_mods
 
 Handler = Callable[[Message], Message]
+Program = Callable[[Context], None]
 
 OUT_OF_MEMORY = 1001
 """Error code of a reply, in addition to Flower's codes, which are below 1000."""
@@ -45,20 +46,21 @@ def takes_views(app: ClientApp) -> bool:
     return bool(app.__dict__.get(_VIEWS))
 
 
-def set_main_program(app: ClientApp, program: Callable[[Context], None]) -> None:
+def set_main_program(app: ClientApp, program_of: Callable[[Context], Program | None]) -> None:
     """Let a program run in the main thread of a worker's process, while another thread answers.
 
-    This holds on the local grid and in a session. If the program raises an exception, the process
-    ends after its current reply, which should be a `ProcessEndsError`, and the grid starts it
-    again. After the program has returned, messages are still answered.
+    This holds on the local grid and in a session; `program_of` returns None for a node without a
+    program. If the program raises an exception, the process ends after its current reply, which
+    should be a `ProcessEndsError`, and the grid starts it again. After the program has returned,
+    messages are still answered.
     """
-    app.__dict__[_PROGRAM] = program
+    app.__dict__[_PROGRAM] = program_of
 
 
-def main_program_of(app: ClientApp) -> Callable[[Context], None] | None:
-    """Return the program given to `set_main_program`; None without one."""
-    program: Callable[[Context], None] | None = app.__dict__.get(_PROGRAM)
-    return program
+def main_program_of(app: ClientApp, context: Context) -> Program | None:
+    """Return the program of a node, see `set_main_program`; None without one."""
+    program_of: Callable[[Context], Program | None] | None = app.__dict__.get(_PROGRAM)
+    return program_of(context) if program_of else None
 
 
 def handler_of(app: ClientApp, context: Context) -> Handler:

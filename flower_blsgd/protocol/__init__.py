@@ -29,7 +29,7 @@ from .records import (
     TRAIN_SUM,
     Keys,
 )
-from .session import QUERY_END, QUERY_JOIN, SCRIPT, SCRIPT_END, SCRIPT_JOIN, SessionInfo
+from .script import QUERY_END, QUERY_JOIN, SCRIPT, SCRIPT_END, SCRIPT_JOIN, ScriptInfo
 from .sums import SumOrder, SumReport
 from .training import (
     COUNTERS,

@@ -12,84 +12,67 @@ from flwr.app import ArrayRecord
 from ..devices.worker_spec import WorkerSpec
 from ..errors import UsageError, first_line
 from ..flower.app_call import ProcessEndsError
-from ..protocol import EvaluateOrder, EvaluateReport, SessionInfo, TrainOrder, TrainReport
+from ..protocol import EvaluateOrder, EvaluateReport, ScriptInfo, TrainOrder, TrainReport
 
 
 @dataclass(frozen=True)
-class Train:
-    """An order to train."""
+class Work:
+    """Work for the script: to train, to evaluate, or to end with a final model."""
 
-    order: TrainOrder
-    result: "Future[TrainReport]" = field(default_factory=Future)
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """An order to evaluate a model."""
-
-    order: EvaluateOrder
-    result: "Future[EvaluateReport]" = field(default_factory=Future)
-
-
-@dataclass(frozen=True)
-class End:
-    """The end of the run, with the final model."""
-
-    arrays: ArrayRecord
-    result: "Future[None]" = field(default_factory=Future)
-
-
-Work = Train | Evaluate | End
+    order: TrainOrder | EvaluateOrder | ArrayRecord
+    result: "Future[Any]" = field(default_factory=Future)
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Settings of a session before the first order.
+    """Session of a script before the first order.
 
-    `arrays` returns the tensors of the model that are sent, and `momentum` the state of the
+    `arrays` returns the tensors of the model that are sent, and `optimizer_state` the state of the
     optimizer.
     """
 
-    info: SessionInfo
+    info: ScriptInfo
     arrays: Callable[[], ArrayRecord]
-    momentum: Callable[[], ArrayRecord]
+    optimizer_state: Callable[[], ArrayRecord]
 
 
 class Exchange:
     """Both sides of a script that runs as a worker.
 
-    The script waits for work in `next_work`. The thread that answers messages hands work over with
-    `do`, and waits for its result. When the script ends, work that is not done fails. `rank` is the
-    worker's partition id, from 0; `is_main` says whether this is the first worker that trains.
+    To the side of the messages, it is the `Executor` of the script: it hands work over, and waits
+    for its result. The script waits for work in `next_work`. When it ends, work that is not done
+    fails. `rank` is the worker's partition id, from 0; `is_main` says whether this is the first
+    worker that trains.
     """
+
+    num_test = 1  # the script evaluates as a whole
 
     def __init__(
         self, worker: WorkerSpec, rank: int, seed: int, batch_size: int, is_main: bool
     ) -> None:
-        self.worker, self.rank, self.seed, self.batch_size = worker, rank, seed, batch_size
+        self.worker = worker
+        self.rank = rank
+        self.seed = seed
+        self.batch_size = batch_size
         self.is_main = is_main
         self.joined: Future[Joined] = Future()
+        self.ended: Future[None] = Future()
+        """Set when the script has ended, with the reason if it failed."""
         self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._current: Work | None = None
         self._lock = threading.Lock()
-        self.ended: Future[None] = Future()
-        """Set when the script has ended, with the reason if it failed."""
 
     # --- the script's side
 
-    def ready(self, joined: Joined) -> None:
-        """Say that the script waits for its first order."""
-        self.joined.set_result(joined)
-
     def next_work(self) -> Work:
-        """Wait for work, and return it; `End` is done when the script has it."""
+        """Wait for work, and return it; a final model counts as taken."""
         work = self._work.get()
-        if isinstance(work, End):
+        if isinstance(work.order, ArrayRecord):
             work.result.set_result(None)
         return work
 
     def end(self, error: BaseException | None) -> None:
-        """Note that the script has ended; all work fails from now on, except `End`."""
+        """Note that the script has ended; all work fails from now on, except a final model."""
         with self._lock:
             if self.ended.done():
                 return
@@ -104,28 +87,53 @@ class Exchange:
             if not self.joined.done():
                 self.joined.set_exception(self._reason())
             current, self._current = self._current, None
-            self._finish(current)
+            self._fail(current)
 
     # --- the side of the messages
 
-    def do(self, work: Any) -> Any:
-        """Hand work to the script once it has joined, and return the result.
+    def fingerprints(self) -> tuple[str, str]:
+        """Return the fingerprints of data and model, when the script waits for an order."""
+        info = self.joined.result().info
+        return info.data_fingerprint, info.fingerprint
 
-        Raises what the script raised.
-        """
+    def seconds_per_step(self, batch_size: int, seconds: float) -> float:
+        """Return 0: the first rounds measure the speed, and their work counts."""
+        return 0.0
+
+    def optimizer_state(self) -> ArrayRecord:
+        """Return the state of the script's optimizer."""
+        return self.joined.result().optimizer_state()
+
+    def train(self, order: TrainOrder) -> TrainReport:
+        """Return the script's model after the steps of an order."""
+        report: TrainReport = self._do(order)
+        return report
+
+    def evaluate(self, order: EvaluateOrder) -> EvaluateReport:
+        """Return the figures of the script's function."""
+        report: EvaluateReport = self._do(order)
+        return report
+
+    def finish(self, model: ArrayRecord) -> None:
+        """Hand over the final model."""
+        self._do(model)
+
+    def _do(self, order: TrainOrder | EvaluateOrder | ArrayRecord) -> Any:
+        """Hand work to the script once it has joined; return the result, or raise its error."""
         self.joined.result()
+        work = Work(order)
         with self._lock:
             self._current = work
             if self.ended.done():
-                self._finish(work)
+                self._fail(work)
             else:
                 self._work.put(work)
         return work.result.result()
 
-    def _finish(self, work: Work | None) -> None:
+    def _fail(self, work: Work | None) -> None:
         if work is None or work.result.done():
             return
-        if isinstance(work, End) and self.ended.exception() is None:
+        if isinstance(work.order, ArrayRecord) and self.ended.exception() is None:
             work.result.set_result(None)
         else:
             work.result.set_exception(self._reason())

@@ -11,11 +11,12 @@ from typing import SupportsIndex
 
 import numpy as np
 import torch
+from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from ..algorithm.randomness import derived_seed
 from ..errors import UsageError
-from ..protocol import EvaluateReport, SessionInfo, TrainOrder, TrainReport
+from ..protocol import EvaluateOrder, EvaluateReport, ScriptInfo, TrainOrder, TrainReport
 from ..worker.model_io import (
     FrozenTensors,
     check_model,
@@ -29,7 +30,7 @@ from ..worker.model_io import (
 )
 from ..worker.step import fork_rng
 from ..worker.timing import synchronize, throttle
-from .exchange import HERE, End, Evaluate, Exchange, Joined, Train
+from .exchange import HERE, Exchange, Joined, Work
 from .sampler import SessionSampler
 
 _LOG = logging.getLogger(__name__)
@@ -340,9 +341,9 @@ class Session:
         self._is_ready, self._first_state = True, {}
         self._frozen = FrozenTensors(self._model)
         self._frozen.begin()
-        self._exchange.ready(
+        self._exchange.joined.set_result(
             Joined(
-                SessionInfo(
+                ScriptInfo(
                     num_samples=self._sampler_size,
                     batch_size=batch_size,
                     evaluate_every=self._evaluate_every,
@@ -356,7 +357,7 @@ class Session:
                     ],
                 ),
                 arrays=lambda: state_record(self._model),
-                momentum=lambda: momentum_record(self._model, self._optimizer, copy=False),
+                optimizer_state=lambda: momentum_record(self._model, self._optimizer, copy=False),
             )
         )
         self._next_work()
@@ -367,22 +368,23 @@ class Session:
         self._now = None
         while True:
             work = self._exchange.next_work()
-            if isinstance(work, Evaluate):
+            order = work.order
+            if isinstance(order, EvaluateOrder):
                 try:
-                    work.result.set_result(self._evaluated(work))
+                    work.result.set_result(self._evaluated(order))
                 except Exception as error:
                     work.result.set_exception(error)
                     raise
                 continue
-            if isinstance(work, End):
-                load_state(self._model, work.arrays)
+            if isinstance(order, ArrayRecord):
+                load_state(self._model, order)
                 self.progress, self.done = 1.0, True
                 self._set_rates()
                 if not self._evaluates:
                     self._frozen.check()
                 return
-            self._take(work.order)
-            self._now = _InProgress(work, self._slowdown, self.device)
+            self._take(order)
+            self._now = _InProgress(work, order, self._slowdown, self.device)
             return
 
     def _take(self, order: TrainOrder) -> None:
@@ -452,21 +454,18 @@ class Session:
                 "since join; freeze and unfreeze parameters before join"
             )
 
-    def _evaluated(self, work: Evaluate) -> EvaluateReport:
+    def _evaluated(self, order: EvaluateOrder) -> EvaluateReport:
         """Evaluate a model with the script's function."""
         if self._evaluate is None:
             raise UsageError("the script does not call session.evaluate before its training loop")
-        order, was_training = work.order, self._model.training
+        was_training = self._model.training
         load_state(self._model, order.arrays)
-        began = time.perf_counter()
         with fork_rng(self.device):
             self._model.eval()
             try:
                 found = self._evaluate(self._model)
             finally:
                 self._model.train(was_training)
-        synchronize(self.device)
-        throttle(began, self._slowdown, busy=False)
         figures = self._numbers(found)
         return EvaluateReport(
             order.first,
@@ -474,7 +473,6 @@ class Session:
             loss_sums=[figures.get("loss", math.nan)],
             metric_sums=list(figures.values()),
             metric_names=list(figures),
-            seconds=time.perf_counter() - began,
         )
 
     def _numbers(self, found: object) -> dict[str, float]:
@@ -492,8 +490,10 @@ class Session:
 class _InProgress:
     """An order in progress: the steps done, and their time without pauses."""
 
-    def __init__(self, work: Train, slowdown: float, device: torch.device) -> None:
-        self.order, self.result = work.order, work.result
+    def __init__(
+        self, work: Work, order: TrainOrder, slowdown: float, device: torch.device
+    ) -> None:
+        self.order, self.result = order, work.result
         self.steps = self.samples = 0
         self.losses: list[Tensor] = []
         self.paused_seconds, self._slowdown, self._device = 0.0, slowdown, device

@@ -1,12 +1,13 @@
-"""Replies that a node gives without a model: its profile, and sums of other workers' models.
+"""What a node says of itself: its worker, profile and speed; and sums of other workers' models.
 
 Nothing here imports torch at module level: a ClientApp imports this before it knows its device.
 """
 
 import functools
+import statistics
 import time
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context, Message
 
@@ -19,7 +20,13 @@ from ..devices.worker_spec import (
 )
 from ..errors import UsageError
 from ..flower.array_records import view_record
-from ..protocol import SumOrder, SumReport, WorkerProfile
+from ..protocol import SumOrder, SumReport, TrainOrder, WorkerProfile
+
+if TYPE_CHECKING:
+    from .local_sgd import LocalSGD
+
+_PROBE_STEPS = 3
+_MEASUREMENTS = 3
 
 
 def worker_of(context: Context) -> WorkerSpec:
@@ -97,3 +104,32 @@ def answer_sum(message: Message) -> Message:
     summed = weighted_average(order.models(), order.weights)
     ended_at = started_at + time.perf_counter() - start
     return SumReport(view_record(summed), started_at, ended_at).to_reply(message)
+
+
+def seconds_per_step(sgd: "LocalSGD", batch_size: int, seconds: float = 1.0) -> float:
+    """Measure the seconds of one training step, including an emulated slowdown.
+
+    After a warm-up step, three steps show how many fit into `seconds`. If they took that long, they
+    are the measurement; otherwise it is the median of three further orders that share this time.
+
+    The orders are ordinary ones with a learning rate of 0. They do not affect training: each order
+    brings its own weights, buffers and seed, and momentum is set to zero afterwards.
+    """
+    import numpy as np
+
+    from .model_io import state_record
+
+    arrays = state_record(sgd.model)
+    draw = np.random.default_rng(0)
+
+    def measured(steps: int) -> float:
+        order = TrainOrder.to_measure(steps, batch_size, len(sgd._source), arrays, draw)
+        return sgd.run(order).compute_seconds / steps
+
+    measured(1)
+    step_seconds = measured(_PROBE_STEPS)
+    if step_seconds * _PROBE_STEPS < seconds:
+        steps = max(1, round(seconds / _MEASUREMENTS / step_seconds))
+        step_seconds = statistics.median(measured(steps) for _ in range(_MEASUREMENTS))
+    sgd.forget_momentum()
+    return step_seconds

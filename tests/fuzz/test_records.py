@@ -19,7 +19,7 @@ from flower_blsgd.protocol import (
     HostReply,
     ProfileQuery,
     ProtocolError,
-    SessionInfo,
+    ScriptInfo,
     SumOrder,
     SumReport,
     TrainOrder,
@@ -35,7 +35,7 @@ WEIGHTS = np.array([1, 2, 0, 1, 1, 1], np.float32)
 ORDER = order_of(momentum=toy_arrays(3.0), momentum_policy="average", sample_weights=WEIGHTS)
 SUM = SumOrder((0.25, 0.75), (toy_arrays(1.0), toy_arrays(5.0)))
 SLICE = EvaluateOrder(3, 4, 10, toy_arrays(1.0))
-INFO = SessionInfo(600, 8, 50, "accuracy", "max", "0f", ["weight"])
+INFO = ScriptInfo(600, 8, 50, "accuracy", "max", "0f", ["weight"])
 ORDERS = {0: ORDER.to_records(), 1: order_of().to_records()}
 
 
@@ -79,7 +79,7 @@ RECORDS: dict[str, tuple[Callable[[], RecordDict], Callable[[RecordDict], Any]]]
         lambda c: HostOrders.from_message(message(c)),
     ),
     "host reply": (host_reply, HostReply.from_content),
-    "session": (lambda: INFO.to_records(toy_arrays()), SessionInfo.from_content),
+    "session": (lambda: INFO.to_records(toy_arrays()), ScriptInfo.from_content),
     "sum order": (SUM.to_records, lambda c: SumOrder.from_message(message(c))),
     "sum": (
         lambda: reply_content(SumReport(toy_arrays(4.0), 1.25, 2.5), "train.sum"),

@@ -319,7 +319,8 @@ from flower_blsgd.flower.app_call import set_main_program
 
 app = ClientApp()
 app.train()(lambda message, context: Message(message.content, reply_to=message))
-set_main_program(app, lambda context: threading.Thread(target=time.sleep, args=(90,)).start())
+start = lambda context: threading.Thread(target=time.sleep, args=(90,)).start()
+set_main_program(app, lambda context: start)
 """
 
 

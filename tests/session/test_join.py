@@ -9,14 +9,14 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd import launch
+from flower_blsgd import client_app, launch
 from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import CONFIG as SETTINGS
-from flower_blsgd.protocol import SessionInfo
+from flower_blsgd.protocol import ScriptInfo
 from flower_blsgd.run import Workload, make_strategy
-from flower_blsgd.session import client
+from flower_blsgd.session import script
 from flower_blsgd.session.exchange import Exchange
 
 from ..fuzz.mutations import hostile, thoroughly
@@ -28,7 +28,7 @@ CONFIG = RunConfig(task="train.py", batch_size=32, epochs=1, evaluate_every_epoc
 
 def content(samples: int = 600, batch: int = 0, every: int = -1) -> RecordDict:
     metric = ("accuracy", "max") if every >= 0 else ("", "")
-    info = SessionInfo(samples, batch, every, *metric, "0f", ["weight"])
+    info = ScriptInfo(samples, batch, every, *metric, "0f", ["weight"])
     return info.to_records(toy_arrays())
 
 
@@ -40,7 +40,7 @@ def workload(*handlers: Handler) -> tuple[Workload, RunConfig]:
     return launch._workload(InProcessGrid(dict(enumerate(handlers, 10))), CONFIG)
 
 
-CONTEXT = Context(1, 2, {"device": "cpu:9999", "script": "train.py"}, RecordDict(), {})
+CONTEXT = Context(1, 2, {"device": "cpu:9999"}, RecordDict(), {"script": "train.py"})
 OTHER = node(lambda: RecordDict({SETTINGS: ConfigRecord()}))
 
 
@@ -83,14 +83,14 @@ def test_another_worker_that_takes_its_time_or_cannot_begin_does_not_delay_the_s
 ) -> None:
     started: Future[Exchange] = Future()
     started.set_result(Exchange(WorkerSpec("cpu"), 1, 0, 8, is_main=False))
-    monkeypatch.setattr(client, "_started", started)
-    work, _ = workload(node(content), lambda message, _: client.joined(message, CONTEXT))
+    monkeypatch.setattr(script, "_started", started)
+    work, _ = workload(node(content), lambda message, _: client_app.joined(message, CONTEXT))
     assert work.num_samples == 600
 
-    monkeypatch.setattr(client, "_started", Future())
-    line = refusal(client._run_script, CONTEXT)
+    monkeypatch.setattr(script, "_started", Future())
+    line = refusal(script.run_script, CONTEXT)
     assert "core 9999 of cpu:9999 is not available" in line
-    assert refusal(client.joined, None, CONTEXT) == line  # else it would wait for ever
+    assert refusal(client_app.joined, None, CONTEXT) == line  # else it would wait for ever
 
 
 @thoroughly(5)

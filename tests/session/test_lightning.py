@@ -19,7 +19,7 @@ from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
 from flower_blsgd.integrations.lightning import BlsgdCallback
 from flower_blsgd.protocol import TrainOrder, TrainReport
-from flower_blsgd.session.exchange import HERE, End, Exchange, Train
+from flower_blsgd.session.exchange import HERE, Exchange
 from flower_blsgd.worker.model_io import state_record
 
 from ..refusal import refusal
@@ -145,8 +145,8 @@ def fit(
     assert exchange is not None
 
     def serve() -> None:
-        reports.extend(exchange.do(Train(order)) for order in orders)
-        exchange.do(End(arrays(42.0)))
+        reports.extend(exchange.train(order) for order in orders)
+        exchange.finish(arrays(42.0))
 
     thread = threading.Thread(target=serve)
     thread.start()

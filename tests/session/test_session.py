@@ -18,7 +18,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import EvaluateOrder, TrainOrder, TrainReport
-from flower_blsgd.session.exchange import HERE, End, Evaluate, Exchange, Train
+from flower_blsgd.session.exchange import HERE, Exchange
 from flower_blsgd.session.session import Session, join
 from flower_blsgd.worker.model_io import state_record
 
@@ -81,11 +81,10 @@ class Script:
         self.thread.start()
 
     def train(self, order: TrainOrder) -> TrainReport:
-        report: TrainReport = self.exchange.do(Train(order))
-        return report
+        return self.exchange.train(order)
 
     def finish(self, value: float = 0.0) -> None:
-        self.exchange.do(End(state_record(model_of(value))))
+        self.exchange.finish(state_record(model_of(value)))
         self.thread.join(10)
         if self.error is not None:
             raise self.error
@@ -137,7 +136,7 @@ def test_state_of_a_restored_optimizer_moves_with_the_model() -> None:
 
     script = Script(main, WorkerSpec("cuda:0"))
     before = torch.cuda.get_rng_state(0)
-    script.exchange.do(Evaluate(EvaluateOrder(0, 0, 1, state_record(model_of()))))
+    script.exchange.evaluate(EvaluateOrder(0, 0, 1, state_record(model_of())))
     assert torch.equal(torch.cuda.get_rng_state(0), before)
     assert script.train(order_of()).completed_steps == 2
     script.finish()
@@ -297,7 +296,7 @@ def test_numbers_in_the_optimizers_state_travel_and_return() -> None:
 
     script = Script(main)
     script.train(order_of(1, steps=3))
-    kept = script.exchange.joined.result().momentum()
+    kept = script.exchange.joined.result().optimizer_state()
     script.train(order_of(2, steps=1))
     script.train(order_of(3, steps=1, momentum=kept))
     script.finish()
@@ -438,12 +437,12 @@ def test_a_model_is_evaluated_without_changing_the_training() -> None:
     end = state_record(model_of())
     script = Script(main)
     script.exchange.joined.result(10)
-    report = script.exchange.do(Evaluate(order))
+    report = script.exchange.evaluate(order)
     assert dict(report.metrics()) == {"loss": 2.0, "rmse": 3.0}
     info = script.exchange.joined.result().info
     assert (info.metric_name, info.metric_mode, info.evaluate_every) == ("rmse", "min", 0)
     after = weight_of(script.train(then))
-    script.exchange.do(End(end))
+    script.exchange.finish(end)
     torch.manual_seed(1)
     torch.rand(1)
     assert after == torch.rand(1).item()
@@ -475,7 +474,7 @@ def test_a_worker_that_evaluates_stays_in_the_call_until_the_run_is_over() -> No
     script = Script(main, WorkerSpec("cpu", role="evaluate"))
     for value in (0.25, 0.5):
         order = EvaluateOrder(1, 0, 1, state_record(model_of(value)))
-        assert script.exchange.do(Evaluate(order)).metrics()["accuracy"] == value
+        assert script.exchange.evaluate(order).metrics()["accuracy"] == value
     script.finish()
     assert steps == []
 
@@ -620,7 +619,7 @@ def test_figures_that_are_no_numbers_are_left_out_with_one_warning_each() -> Non
     script = Script(evaluating({**good, **bad, "two": torch.ones(2)}))
     order = EvaluateOrder(1, 0, 1, state_record(model_of()))
     with captured_log() as log:
-        reports = [script.exchange.do(Evaluate(order)) for _ in range(2)]
+        reports = [script.exchange.evaluate(order) for _ in range(2)]
     script.finish()
     found = reports[1].totals
     assert math.isnan(found.pop("nan"))
@@ -633,5 +632,5 @@ def test_figures_that_are_no_numbers_are_left_out_with_one_warning_each() -> Non
 def test_a_function_without_named_numbers_does_not_end_the_script(returned: object) -> None:
     script = Script(evaluating(returned))
     order = EvaluateOrder(1, 0, 1, state_record(model_of()))
-    assert script.exchange.do(Evaluate(order)).totals == {}
+    assert script.exchange.evaluate(order).totals == {}
     script.finish()

@@ -19,7 +19,7 @@ from flower_blsgd.algorithm.sampling import permutation_stream
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.models.pretrained import import_transformers
 from flower_blsgd.protocol import EvaluateOrder, TrainOrder, TrainReport
-from flower_blsgd.session.exchange import HERE, End, Evaluate, Exchange, Train
+from flower_blsgd.session.exchange import HERE, Exchange
 from flower_blsgd.worker.model_io import state_record
 
 from ..refusal import refusal
@@ -92,10 +92,10 @@ class Launcher:
             self.exchange.joined.result(60)
             for order in orders:
                 if isinstance(order, TrainOrder):
-                    self.reports.append(self.exchange.do(Train(order)))
+                    self.reports.append(self.exchange.train(order))
                 elif isinstance(order, EvaluateOrder):
-                    self.figures = self.exchange.do(Evaluate(order)).metrics()
-            self.exchange.do(End(final or arrays_of(0.75)))
+                    self.figures = self.exchange.evaluate(order).metrics()
+            self.exchange.finish(final or arrays_of(0.75))
 
         thread = threading.Thread(target=give)
         thread.start()

@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainReport
-from flower_blsgd.worker.timing import seconds_per_step, throttle
+from flower_blsgd.worker.profile import seconds_per_step
 
 from ..in_process_grid import same_bits
 from .test_local_sgd import DATA, PAIR, order_of, squares
@@ -95,13 +95,6 @@ def test_slowdown_counts_as_computing_and_leaves_the_core_to_others(
     else:  # three times 5 ms awake, then 0.1 s asleep and 5 ms awake in turn
         assert sum(clock.naps) == pytest.approx((9.0 - 0.01) * 100 / 105, abs=0.02)
         assert max(clock.naps) <= 0.1
-
-
-def test_wait_after_an_evaluation_sleeps(clock: Clock) -> None:
-    start = clock.perf_counter()
-    clock.now += 2.0
-    throttle(start, 4.0, busy=False)
-    assert clock.naps == pytest.approx([6.0], abs=1e-3)
 
 
 # --- seconds per step

@@ -210,7 +210,7 @@ def serve(
             channel.receive()()
         app = load_app(client_app, app_dir, ClientApp)
         channel.views = takes_views(app)
-        handle, program = handler_of(app, context), main_program_of(app)
+        handle, program = handler_of(app, context), main_program_of(app, context)
     except EOFError:
         return
     except Exception:

@@ -91,7 +91,7 @@ class Session:
         self._request = request
         self._node_id = context.node_id
         self._handle = handler_of(inside_lifespan(app), context)
-        self._program, self._context = main_program_of(app), context
+        self._program, self._context = main_program_of(app, context), context
         self._ending = False  # whether this process has to end
         self._array_type = ArrayView if takes_views(app) else PrivateArray
         host = str(context.node_config.get("superlink", "")).rpartition(":")[0]

@@ -1,7 +1,5 @@
 """Let a ClientApp receive its messages over a stream."""
 
-from collections.abc import Callable
-
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
@@ -10,9 +8,7 @@ from ...flower.internals import answer_without_mods, skip_mods
 from .session import SESSION_MESSAGE
 
 
-def serve_sessions(
-    app: ClientApp, app_of: Callable[[Context], ClientApp] | None = None
-) -> ClientApp:
+def serve_sessions(app: ClientApp) -> ClientApp:
     """Let a ClientApp receive its messages over a stream if the ServerApp opens one.
 
     The functions of the app need no change. Each message on the stream calls the app as Flower
@@ -25,8 +21,6 @@ def serve_sessions(
     ----------
     app : ClientApp
         An app with ``@app.train()`` and similar functions. It is changed in place.
-    app_of : callable, optional
-        Returns the app that answers the messages of a node's session, instead of `app`.
 
     Returns
     -------
@@ -49,7 +43,7 @@ def serve_sessions(
     def serve(message: Message, context: Context) -> Message:
         from .client import serve_session  # imports gRPC, which only streams need
 
-        return serve_session(app_of(context) if app_of else app, message, context)
+        return serve_session(app, message, context)
 
     answer_without_mods(app, SESSION_MESSAGE, serve)
     skip_mods(app, OWN_QUERIES)

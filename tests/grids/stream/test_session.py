@@ -198,7 +198,7 @@ def test_server_is_told_that_the_program_raised(monkeypatch: pytest.MonkeyPatch)
         raise ZeroDivisionError
 
     app = made_app(lambda *_: begun.set() or sleep_in_a_loop() or answer())
-    set_main_program(app, program)
+    set_main_program(app, lambda context: program)
     with streaming(app) as grid:
         node, (session,) = flower_of(grid).nodes[7], flower_of(grid).pushed
         message_id, answers = session.metadata.message_id, node.replies

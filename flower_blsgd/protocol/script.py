@@ -1,4 +1,4 @@
-"""Messages between the launcher and the session of a training script."""
+"""Messages between the launcher and a training script."""
 
 from dataclasses import dataclass, field
 
@@ -19,8 +19,8 @@ _MOST_SAMPLES = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class SessionInfo:
-    """Settings that the main worker's script gave its session.
+class ScriptInfo:
+    """What the main worker's script has told its session.
 
     - `num_samples`: size of the data set of the session's sampler; 0 without one.
     - `batch_size`: samples of the first step, if it came before the first order; else 0.
@@ -50,7 +50,7 @@ class SessionInfo:
         return RecordDict({ARRAYS: arrays, CONFIG: ConfigRecord(to_record(self))})
 
     @classmethod
-    def from_content(cls, content: RecordDict) -> "SessionInfo":
+    def from_content(cls, content: RecordDict) -> "ScriptInfo":
         """Read the content of a reply; ProtocolError if it is not one."""
         info = cls(**from_wire(cls, records_of(content, ConfigRecord).get(CONFIG, ConfigRecord())))
         largest = max(info.num_samples, info.batch_size, info.evaluate_every)
