@@ -34,14 +34,13 @@ from .algorithm.local_steps import FAST_SPEED_RATIO, Clock
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.sampling import HIGH_LOSS_RATIO, TierName
 from .algorithm.schedules import LearningRate, Schedule, parse_decay
+from .data.libraries import split_torchvision
 from .errors import UsageError, nearest
 from .fields import FieldError, reader, type_name
 from .protocol import MOMENTUM_POLICIES
 from .tasks import OPTIONS
 
 Value = bool | int | float | str
-
-_TORCHVISION_DATA = re.compile(r"([A-Za-z]\w*):(.+)")
 
 CHANGEABLE = (
     *("epochs", "seconds", "rounds", "samples", "stop-at-accuracy", "patience"),
@@ -279,8 +278,9 @@ class RunConfig:
         if "/" in self.model:
             paths["model"] = self.model
         paths = {k: str(Path(v).absolute()) for k, v in paths.items() if v and os.path.exists(v)}
-        if "data" not in paths and (match := _TORCHVISION_DATA.fullmatch(self.data)):
-            paths["data"] = f"{match[1]}:{Path(os.path.expanduser(match[2])).absolute()}"
+        name, folder = split_torchvision(self.data)
+        if name:
+            paths["data"] = f"{name}:{Path(os.path.expanduser(folder)).absolute()}"
         return replace(self, **paths)
 
     @property

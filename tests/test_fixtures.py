@@ -19,7 +19,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import flower_blsgd
-from flower_blsgd.cli.watch_view import view
+from flower_blsgd.cli.watch import view
 from flower_blsgd.engines.stream.codec import encode_messages, encode_reply, frame_of, read_frames
 from flower_blsgd.engines.stream.encoded_arrays import decode_arrays
 from flower_blsgd.experiments.comparison import compare_runs, read_run

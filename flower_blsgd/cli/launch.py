@@ -1,11 +1,9 @@
 """The command ``blsgd launch``."""
 
 import argparse
-from dataclasses import replace
-from pathlib import Path
 
 from ..errors import UsageError
-from .options import add_resume, add_settings, config_name, terminated_like_interrupted
+from .options import add_resume, add_settings, terminated_like_interrupted, values_of
 
 _BUDGETS = {
     "samples": (int, "samples of all devices together"),
@@ -39,9 +37,8 @@ def add_launch(command: argparse.ArgumentParser) -> None:
 def _launch(options: argparse.Namespace) -> None:
     from ..config import RunConfig
     from ..devices.worker_spec import cores_note, parse_workers
-    from ..flower.app_folder import built_in_app, run_config
+    from ..flower.app_folder import built_in_app
     from ..launch import launch
-    from ..results.folder import read_config
     from ..strategy.budget import NO_LIMIT
 
     script, arguments, resume = options.script, list(options.arguments), options.resume
@@ -53,18 +50,13 @@ def _launch(options: argparse.Namespace) -> None:
     if script is None:
         raise UsageError("the script is missing; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
     app = built_in_app()
-    if resume:
-        app = replace(app, config=read_config(Path(resume)).to_run_config())
-    values, file_name = run_config(app, options.run_config, options.set)
-    values["resume"] = resume or values["resume"]
-    values["workers"] = options.workers or values["workers"]
+    values = values_of(options, app, resume)
     values |= {name: n for name in _BUDGETS if (n := getattr(options, name)) is not None}
     given = any(values[name] for name in _BUDGETS)
     if given and not resume and values["epochs"] == app.config["epochs"]:
         values["epochs"] = NO_LIMIT
     elif not given and not resume:
         raise UsageError("give the length of the run: --samples, --seconds or --rounds")
-    values["name"] = values["name"] or config_name(file_name)
     config = RunConfig.from_run_config(values)
     if note := cores_note(parse_workers(config.workers)):
         print(note, flush=True)

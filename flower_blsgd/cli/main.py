@@ -11,8 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import UsageError, nearest
@@ -23,10 +21,10 @@ from .options import (
     add_resume,
     add_settings,
     add_workers,
-    config_name,
     find_modules_here,
     own_settings,
     terminated_like_interrupted,
+    values_of,
 )
 
 USAGE_ERROR = 2
@@ -175,23 +173,19 @@ def _run(options: argparse.Namespace) -> None:
     from ..engines.local.grid import LocalGrid
     from ..flower.app_folder import find_app, run_config
     from ..flower.internals import SERVER_NODE_ID, load_app
-    from ..results.folder import read_config
 
     app, built_in = find_app(options.app)
     is_ours = app.config.keys() == RunConfig().to_run_config().keys()
-    config, file_name = run_config(app, options.run_config, options.set)
     if is_ours:
+        config = values_of(options, app)
         if resume := os.path.expanduser(str(options.resume or config["resume"])):
-            app = replace(app, config=read_config(Path(resume)).to_run_config())
-            config, file_name = run_config(app, options.run_config, options.set)
-            config["resume"] = resume
-        config["workers"] = options.workers or config["workers"]
+            config = values_of(options, app, resume)
         config["trace"] = options.trace or config["trace"]
-        config["name"] = config["name"] or config_name(file_name)
-    elif options.trace:
-        raise UsageError(f"--trace: {app.name} has no setting trace")
-    elif options.resume:
-        raise UsageError(f"--resume: {app.name} has no setting resume")
+    else:
+        for name in ("trace", "resume"):
+            if getattr(options, name):
+                raise UsageError(f"--{name}: {app.name} has no setting {name}")
+        config, _ = run_config(app, options.run_config, options.set)
     # Our settings are checked here; another app checks its own.
     workers = parse_workers(str(options.workers or config.get("workers", "auto")))
     if not is_ours:  # its log is its only output, as with `flwr run`

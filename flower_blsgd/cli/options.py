@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from ..config import RunConfig
+    from ..config import RunConfig, Value
+    from ..flower.app_folder import FlowerApp
 
 TERMINATED, HUNG_UP = 143, 129
 
@@ -60,23 +61,40 @@ def add_resume(command: argparse.ArgumentParser) -> None:
     )
 
 
+def values_of(
+    options: argparse.Namespace, app: "FlowerApp", resume: str = ""
+) -> "dict[str, Value]":
+    """Return the settings of an app, or of the run to resume, with those of the command line.
+
+    The name is that of the config file, unless it is given. UsageError if one is refused.
+    """
+    from ..flower.app_folder import run_config
+
+    if resume:
+        from ..results.folder import read_config
+
+        app = dataclasses.replace(app, config=read_config(Path(resume)).to_run_config())
+    values, file_name = run_config(app, options.run_config, options.set)
+    values["resume"] = resume or values["resume"]
+    values["workers"] = getattr(options, "workers", None) or values["workers"]
+    values["name"] = values["name"] or folder_name(file_name)
+    return values
+
+
 def own_settings(options: argparse.Namespace) -> "RunConfig":
     """Return the settings of the built-in app, named after the config file or the task.
 
     UsageError if one is refused.
     """
     from ..config import RunConfig
-    from ..flower.app_folder import built_in_app, run_config
+    from ..flower.app_folder import built_in_app
 
-    values, file_name = run_config(built_in_app(), options.run_config, options.set)
-    if getattr(options, "workers", None) is not None:
-        values["workers"] = options.workers
-    config = RunConfig.from_run_config(values)
-    name = config.name or file_name or config.task.rpartition(":")[2]
-    return dataclasses.replace(config, name=config_name(name))
+    config = RunConfig.from_run_config(values_of(options, built_in_app()))
+    name = config.name or folder_name(config.task.rpartition(":")[2])
+    return dataclasses.replace(config, name=name)
 
 
-def config_name(text: str) -> str:
+def folder_name(text: str) -> str:
     """Replace the characters that the name of a folder may not have."""
     return re.sub(r"[^\w.-]", "-", text)
 

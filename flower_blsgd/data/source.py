@@ -4,25 +4,25 @@ import contextlib
 import errno
 import functools
 import importlib
-import inspect
 import itertools
 import logging
 import mimetypes
 import os
 import re
-import sys
 import tempfile
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from ..errors import UsageError, first_line, nearest, pip_install
+from ..errors import UsageError, first_line, pip_install
+from .libraries import (
+    hf_hub_reachable,
+    is_hf_hub_name,
+    split_torchvision,
+    torchvision_splits,
+    torchvision_tables,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -62,13 +62,6 @@ _TABLES = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 
 _PATTERN_SIGNS = ("*", "?", "[", "]", "::")
 """Characters that ``datasets`` interprets as a pattern in a path."""
-
-_TORCHVISION_SPLITS = ("train", "trainval", "test", "val", "valid")
-
-_TIMEOUT_SECONDS = 5.0
-
-_HF_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_TORCHVISION_NAME = re.compile(r"([A-Za-z]\w*):(.+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,16 +113,15 @@ class DataSource:
     @functools.cached_property
     def folder(self) -> Path | None:
         """Absolute path of the folder or file; None for the HF hub."""
-        data = self.data.partition(":")[2] if self._torchvision else self.data
+        name, data = split_torchvision(self.data)
         path = Path(os.path.expanduser(data))
-        on_hub = not data or (is_hf_hub_name(data) and not self._torchvision and not path.exists())
+        on_hub = not data or (is_hf_hub_name(data) and not name and not path.exists())
         return None if on_hub else path.resolve()
 
     @functools.cached_property
     def _torchvision(self) -> str:
         """Name of a class of ``torchvision.datasets``, or empty."""
-        match = _TORCHVISION_NAME.fullmatch(self.data)
-        return match[1] if match and not Path(self.data).exists() else ""
+        return split_torchvision(self.data)[0]
 
     @property
     def _hub(self) -> str:
@@ -211,7 +203,7 @@ class DataSource:
         if self.folder is None:
             return dict(datasets.load_dataset(self._hub))
         if self._torchvision:
-            return self._torchvision_tables(datasets)
+            return torchvision_tables(datasets, self._splits)
         if (self.folder / "dataset_dict.json").is_file():
             return dict(datasets.load_from_disk(str(self.folder)))
         if self.noun == "images" and self._images and not self._has_metadata():
@@ -390,120 +382,16 @@ class DataSource:
 
     # --- torchvision
 
+    @functools.cached_property
+    def _splits(self) -> Mapping[str, Any]:
+        assert self.folder is not None
+        return torchvision_splits(self._torchvision, self.folder, self.setting)
+
     def image_at(self, number: int) -> Any:
         """Return an image of a torchvision data set, by its number in all splits."""
         from torch.utils.data import ConcatDataset
 
         return ConcatDataset(self._splits.values())[number][0]
-
-    def _torchvision_tables(self, datasets: Any) -> Mapping[str, Any]:
-        """Return the splits of a torchvision data set; samples are numbers for `image_at`."""
-        first, tables = 0, {}
-        for split, items in self._splits.items():
-            names = [name for name in ("targets", "labels", "_labels") if hasattr(items, name)]
-            if names:
-                labels = getattr(items, names[0])
-            else:  # decodes the images
-                labels = [items[number][1] for number in range(len(items))]
-            numbers = range(first, first := first + len(items))
-            columns = {"image": numbers, "label": [int(label) for label in labels]}
-            tables[split] = datasets.Dataset.from_dict(columns)
-        return tables
-
-    @functools.cached_property
-    def _splits(self) -> Mapping[str, Any]:
-        """All splits of a torchvision data set; nothing is downloaded."""
-        module, name = import_torchvision().datasets, self._torchvision
-        make: Any = getattr(module, name, dict)
-        parameters = inspect.signature(make).parameters if name in module.__all__ else {}
-        if "train" not in parameters and "split" not in parameters:
-            raise UsageError(
-                f"{self.setting}: torchvision.datasets has no {name} with a parameter train or "
-                f"split; {nearest(name, set(module.__all__) - {name})}"
-            )
-        splits: dict[str, Any] = {}
-        why = ""
-        names = ("train", "test") if "train" in parameters else _TORCHVISION_SPLITS
-        for split in names:
-            choice = {"train": split == "train"} if "train" in parameters else {"split": split}
-            try:
-                splits.setdefault(split.removesuffix("val") or split, make(self.folder, **choice))
-            except ValueError as error:  # no such split
-                why = why or first_line(error)
-            except Exception as error:
-                why = first_line(error).partition(". You can")[0]
-        if not splits:
-            raise UsageError(
-                f"{self.setting}: torchvision cannot read it ({why}); download it first, with "
-                f"torchvision.datasets.{name}(FOLDER, download=True)"
-            )
-        return splits
-
-
-_declared: list[Any] = []
-"""Keeps the declarations of operators alive."""
-
-
-def import_torchvision() -> Any:
-    """Return the module torchvision, which is part of our extra "vision".
-
-    A torchvision that was built for another torch cannot load its compiled operators and fails at
-    the first one. Classification needs none of them, so the missing ones are declared, with one
-    line in the log. UsageError if torchvision is not installed or cannot be imported.
-    """
-    repair_torchvision()
-    try:
-        return importlib.import_module("torchvision")
-    except ModuleNotFoundError as error:
-        raise UsageError(f"task: images need {error.name}; {pip_install('vision')}") from None
-    except RuntimeError as error:
-        raise UsageError(f"torchvision cannot be imported ({first_line(error)})") from None
-
-
-def repair_torchvision() -> None:
-    """Let imports of torchvision succeed in this process as `import_torchvision` does."""
-    if _TorchvisionFinder not in sys.meta_path:
-        sys.meta_path.insert(0, _TorchvisionFinder)
-
-
-class _TorchvisionFinder:
-    @staticmethod
-    def find_spec(name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Return a spec whose loader declares missing operators when the import fails."""
-        spec = PathFinder.find_spec(name, path, target) if name == "torchvision" else None
-        if spec is None or spec.loader is None:
-            return None
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            try:
-                run(module)
-            except RuntimeError as error:
-                if "torchvision::nms does not exist" not in str(error):
-                    raise
-                _declare_operators()
-                run(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _declare_operators() -> None:
-    from torch.library import Library
-
-    library: Any = Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _declared.append(library)
-    _LOG.warning(
-        "torchvision was built for another torch, so its compiled operators are missing; "
-        "classification works without them"
-    )
-
-
-def is_repaired() -> bool:
-    """Return whether `import_torchvision` had to declare operators in this process."""
-    return bool(_declared)
 
 
 @contextlib.contextmanager
@@ -564,38 +452,3 @@ def _is_hidden_image(name: str) -> bool:
     """Return whether a hidden file is an image, and not what macOS or an editor writes."""
     kind = mimetypes.guess_type(name)[0] or ""
     return kind.startswith("image/") and not name.startswith(("._", ".#"))
-
-
-def is_hf_hub_name(name: str) -> bool:
-    """Return whether a name has the form ``OWNER/NAME`` of the HF hub."""
-    return _HF_HUB_NAME.fullmatch(name) is not None
-
-
-def hf_hub_reachable() -> bool:
-    """Return whether the HF hub answers within seconds and is not disabled (``HF_HUB_OFFLINE``).
-
-    The hub's own library tries for half a minute.
-    """
-    import huggingface_hub.constants as hf_hub
-
-    return not hf_hub.HF_HUB_OFFLINE and answers(str(hf_hub.ENDPOINT))
-
-
-def answers(url: str) -> bool:
-    """Return whether a server answers within seconds."""
-    answered = threading.Event()
-
-    def request() -> None:
-        try:
-            head = urllib.request.Request(url, method="HEAD")
-            urllib.request.urlopen(head, timeout=_TIMEOUT_SECONDS).close()
-        except urllib.error.HTTPError:
-            pass  # also an answer
-        except Exception:  # no network, no such address, or no HTTP
-            return
-        answered.set()
-
-    requesting = threading.Thread(target=request, daemon=True)  # resolving a name has no timeout
-    requesting.start()
-    requesting.join(_TIMEOUT_SECONDS)
-    return answered.is_set()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..data.source import hf_hub_reachable, import_torchvision, is_hf_hub_name
+from ..data.libraries import hf_hub_reachable, import_torchvision, is_hf_hub_name
 from ..errors import UsageError, first_line, pip_install
 
 _LOG = logging.getLogger(__name__)

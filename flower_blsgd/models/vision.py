@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..data.source import answers, import_torchvision
+from ..data.libraries import answers, import_torchvision
 from ..errors import UsageError, first_line
 from .resnets import IMAGENET_CHANNELS, PixelNormalize
 

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from flwr.app import Context
 
-from ..data.source import repair_torchvision
+from ..data.libraries import repair_torchvision
 from ..devices.machine import OWN_DEVICE, visible_card
 from ..devices.pinning import pinned
 from ..errors import UsageError

@@ -1,48 +1,17 @@
 """Training tasks: built-in ones by name, custom ones as ``module:function`` or as objects.
 
-Importing this package does not import torch; `Task` is in `task`, and its loaders are in `by_name`.
+Importing this package does not import torch.
 """
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from .names import GIVEN_IN_PYTHON, OPTIONS, TASKS
 
 if TYPE_CHECKING:
     from .by_name import load_task, register_task
     from .task import Task
 
 __all__ = ["GIVEN_IN_PYTHON", "OPTIONS", "TASKS", "Task", "load_task", "register_task"]
-
-TASKS: Mapping[str, str] = {
-    "digits": "digits",
-    "images": "images",
-    "text": "texts",
-    "lm": "lm",
-    "cifar10": "images",
-    "cifar100": "images",
-    "flowers102": "images",
-    "tiny-imagenet": "images",
-    "ag-news": "texts",
-}
-"""The built-in tasks, and the module of this package whose `BENCHMARKS` contains each."""
-
-GIVEN_IN_PYTHON = "given-in-python"
-"""Name of a task that was given as an object."""
-
-OPTIONS: Mapping[str, Any] = {
-    "skip_bad": False,
-    "split": "",
-    "max_samples": 0,
-    "image_size": 0,
-    "max_tokens": 128,
-    "lora_rank": 0,
-    "pretrained": True,
-    "dropout": "auto",
-}
-"""Settings that a task may accept in addition to data and model, with their defaults.
-
-A custom task accepts one if its function has a parameter of that name. Setting one that the task
-does not accept is an error.
-"""
 
 
 def __getattr__(name: str) -> Any:

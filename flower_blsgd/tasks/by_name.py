@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..data.cache import UnusableError, open_entry
-from ..data.source import import_torchvision, is_repaired
+from ..data.libraries import import_torchvision, is_repaired
 from ..errors import UsageError, nearest
-from . import GIVEN_IN_PYTHON, OPTIONS, TASKS
+from .names import GIVEN_IN_PYTHON, OPTIONS, TASKS
 from .task import Task, with_validation
 
 _LOG = logging.getLogger(__name__)

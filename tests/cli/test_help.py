@@ -15,7 +15,7 @@ from flower_blsgd.flower.app_folder import built_in_app, run_config
 
 from .conftest import Printed
 
-EXAMPLES = [line for command in COMMANDS.values() for line, _ in command.examples]
+EXAMPLES = [line for command in COMMANDS.values() for line in command.epilog.splitlines()[2::2]]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])

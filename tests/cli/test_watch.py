@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flower_blsgd import files
-from flower_blsgd.cli import watch_view
+from flower_blsgd.cli import watch
 from flower_blsgd.cli.main import main
-from flower_blsgd.cli.watch_view import curve_columns, curve_lines
+from flower_blsgd.cli.watch import curve_columns, curve_lines
 from flower_blsgd.config import RunConfig
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.results.live import Curve, LiveRun
@@ -81,7 +81,7 @@ def test_run_that_begins_or_pauses(digits: RunFolder, monkeypatch: pytest.Monkey
             patch.setattr(LiveRun, "idle_seconds", idle)
             live = LiveRun(digits.path)
             live.update()
-            return watch_view._state(live)
+            return watch._state(live)
 
     assert state(5.0) == ["no round yet, for 0:00:05"]
     digits.add_round(two_rounds()[0])

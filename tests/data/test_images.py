@@ -16,8 +16,9 @@ from PIL import Image
 pytest.importorskip("datasets")
 
 from flower_blsgd.data.cache import Prepared
+from flower_blsgd.data.libraries import import_torchvision
 from flower_blsgd.data.samples import decoded, prepared_images
-from flower_blsgd.data.source import DataSource, import_torchvision
+from flower_blsgd.data.source import DataSource
 
 from ..log_capture import captured_log
 from ..refusal import refusal
@@ -254,7 +255,7 @@ def test_torchvision_of_another_build_is_imported(tmp_path: Path) -> None:
         "    torch.library.register_fake(f'torchvision::{name}')(print)\n"
     )
     code = (
-        "from flower_blsgd.data.source import import_torchvision\n"
+        "from flower_blsgd.data.libraries import import_torchvision\n"
         "assert import_torchvision() is import_torchvision()\nimport torchvision\n"
         "print('imported', torchvision.__spec__.name)"
     )

@@ -18,7 +18,8 @@ import datasets
 import huggingface_hub.constants as hf_hub_constants
 
 from flower_blsgd.data import source as source_module
-from flower_blsgd.data.source import DataSource, hf_hub_reachable
+from flower_blsgd.data.libraries import hf_hub_reachable
+from flower_blsgd.data.source import DataSource
 
 from ..refusal import refusal
 from .image_files import make_folders, make_parquet, pixels, png

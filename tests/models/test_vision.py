@@ -13,7 +13,7 @@ from torch.nn import functional
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 
-from flower_blsgd.data.source import import_torchvision
+from flower_blsgd.data.libraries import import_torchvision
 from flower_blsgd.models.resnets import resnet8
 from flower_blsgd.models.vision import (
     VisionModel,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from flower_blsgd.algorithm.sampling import permutation_stream
-from flower_blsgd.data.source import import_torchvision
+from flower_blsgd.data.libraries import import_torchvision
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
 from flower_blsgd.integrations.lightning import BlsgdCallback

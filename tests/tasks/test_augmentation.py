@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from flower_blsgd.data.source import import_torchvision
+from flower_blsgd.data.libraries import import_torchvision
 from flower_blsgd.tasks.images import (
     random_boxes,
     random_crop_and_flip,

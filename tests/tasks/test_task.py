@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 from flower_blsgd import LocalSGD, Task
 from flower_blsgd.cli import main as cli
 from flower_blsgd.config import RunConfig
-from flower_blsgd.data.source import import_torchvision
+from flower_blsgd.data.libraries import import_torchvision
 from flower_blsgd.errors import UsageError
 from flower_blsgd.models import pretrained, vision
 from flower_blsgd.protocol import EvaluateReport
