@@ -55,8 +55,7 @@ ARROWS = {
     "experiments": {"run", "results", "strategy", "protocol", "algorithm", "engines", "devices"}
     | {"worker", "config", "errors", "files"},
     # only the command line imports it
-    "paper": {"experiments", "results", "strategy", "algorithm", "flower", "devices", "config"}
-    | {"errors"},
+    "paper": {"experiments", "results", "strategy", "flower", "config", "errors"},
     # of data only the repair of torchvision
     "session": {"worker", "protocol", "algorithm", "flower", "devices", "errors", "data"},
     "launch": {"run", "session", "results", "strategy", "protocol", "engines", "devices"}

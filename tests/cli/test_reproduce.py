@@ -55,27 +55,10 @@ def test_argument_is_refused(refused: Refused, arguments: list[str], expected: s
     assert expected in refused("reproduce", *arguments)
 
 
-def test_scale_that_the_machine_cannot_hold_is_refused_with_memory_and_time(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten workers with ViT-B/16; 100,000 samples x 10 epochs x 3 seeds x 4 arms x 3 gaps, 2.3 s."""
-    machine = SimpleNamespace(cores=(0, 1), accelerators=())
-    monkeypatch.setattr("flower_blsgd.paper.reproduce.this_machine", lambda: machine)
-    monkeypatch.setattr("flower_blsgd.paper.reproduce.free_bytes", lambda: 8e9)
-    line = refused("reproduce", "bias-2c8g", "--scale", "full", "--only", "tiny-imagenet")
-    assert line.startswith("36 runs, 0 of them finished; the others take about 23,000 h of a CPU ")
-    assert (
-        "30.9 GB of memory; this machine has 2 core(s), no accelerator and 8.0 GB of free" in line
-    )
-    assert "--scale quick" in line
-
-
 def test_smoke_trains_every_arm_and_writes_the_tables(trained: FakeTrain, printed: Printed) -> None:
     lines = printed(*SMOKE)
     assert trained.trained == [(arm, 0) for arm in ARMS]
-    # Eleven processes of 0.7 s, and 1,437 samples of 0.3 ms twice; four times.
-    assert lines[0].startswith("4 runs, 0 of them finished; the others take about 31 s of a CPU ")
-    assert " core and 3.4 GB of memory; this machine has " in lines[0]
+    assert lines[0] == "4 runs, 0 of them finished"
     assert lines[1] == "digits-32-1 [1/4] biased-local-sgd, seed 0: training"
     assert lines[-1] == (
         f"in {BELOW}: reproduction.md, reproduction.csv, and a comparison for each cell"
@@ -86,7 +69,7 @@ def test_smoke_trains_every_arm_and_writes_the_tables(trained: FakeTrain, printe
     assert [row["arm"] for row in rows] == ARMS
     assert {row["cell"] for row in rows} == {"digits-32-1"}
     again = printed(*SMOKE, "--seeds", "0,1")  # goes on with another seed
-    assert again[0].startswith("8 runs, 4 of them finished; ")
+    assert again[0] == "8 runs, 4 of them finished"
     assert trained.trained[4:] == [(arm, 1) for arm in ARMS]
 
 

@@ -7,7 +7,6 @@ import pytest
 from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.machine import Machine
 from flower_blsgd.devices.worker_spec import parse_workers
-from flower_blsgd.paper.reproduce import cost
 from flower_blsgd.paper.reproductions import (
     COMPUTED,
     MEASURED,
@@ -155,13 +154,3 @@ def test_every_arm_of_the_tables_is_found_in_them_and_no_other(name: str) -> Non
             assert bool(repeated.printed(cell, arm)) != ours
     (digits,) = cells_of(name, "smoke")
     assert not any(repeated.printed(digits, arm) for arm in repeated.arms)
-
-
-def test_cost_of_a_run() -> None:
-    """Eleven processes of 0.31 GB, and 8 x 4 bytes x 269,722 for each of ten workers."""
-    num_bytes, seconds = cost(RunConfig(model="resnet20", epochs=100), 10)
-    assert num_bytes == 11 * 0.31e9 + 10 * 8 * 4 * 269_722
-    assert seconds == pytest.approx(10 * 0.7 + 100 * 50_000 * 0.0105)
-    _, of_some = cost(RunConfig(model="resnet20", epochs=100, max_samples=500), 10)
-    assert of_some == pytest.approx(10 * 0.7 + 100 * 500 * 0.0105)
-    assert cost(RunConfig(model="cnn"), 1)[0] == 2 * 0.31e9
