@@ -14,8 +14,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from .devices.worker_spec import WorkerSpec
+from .engines.stream.request import has_stream
 from .engines.stream.serving import serve_sessions
-from .engines.stream.session import in_session
 from .errors import UsageError
 from .flower.app_call import accept_views, set_main_program
 from .hosts.several_devices import several_devices
@@ -58,7 +58,7 @@ def _executor(context: Context) -> Iterator[tuple[WorkerSpec, Executor]]:
 
 def _has_script(context: Context) -> bool:
     """Return whether a script runs here; that of a SuperNode needs a process that stays."""
-    return SCRIPT in context.run_config or (SCRIPT in context.node_config and in_session())
+    return SCRIPT in context.run_config or (SCRIPT in context.node_config and has_stream())
 
 
 @app.query("profile")

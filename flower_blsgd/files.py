@@ -1,4 +1,4 @@
-"""Files and output streams that may refuse an operation although nothing is lost.
+"""Files that are written whole or not at all, locks, and output streams that may end early.
 
 CIFS, FUSE and WSL may have no modes, no locks, or no `fsync` of a folder. The reader of the output
 may end before a run, whose lines are in ``run.log``.
@@ -9,7 +9,9 @@ import errno
 import fcntl
 import io
 import os
+import shutil
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,56 @@ def flush_to_disk(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder, and rename it when everything is written.
+
+    The file is whole or unchanged, even after a kill, and two processes may write it concurrently.
+    """
+    part = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all."""
+    with written_whole(path) as part:
+        part.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextlib.contextmanager
+def temporary_path(folder: Path) -> Iterator[Path]:
+    """Yield a path to write and then rename; only one process may do so in a folder at a time.
+
+    It is in a folder of its own: a process that is killed within safetensors also leaves a
+    temporary file of the library. What such a process left is removed first.
+    """
+    own_folder = folder / ".part"
+    shutil.rmtree(own_folder, ignore_errors=True)
+    own_folder.mkdir(exist_ok=True)
+    try:
+        yield own_folder / "tensors"
+    finally:
+        shutil.rmtree(own_folder, ignore_errors=True)
+
+
+def append(path: Path, text: str) -> None:
+    """Append a text, whole or not at all; OSError if it cannot be written."""
+    data = text.encode(errors="backslashreplace")
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            if file.write(data) < len(data):  # the disk became full in the middle
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 @contextlib.contextmanager

@@ -55,7 +55,7 @@ ARROWS = {
     "experiments": {"run", "results", "strategy", "protocol", "algorithm", "engines", "devices"}
     | {"worker", "config", "errors", "files"},
     # only the command line imports it
-    "paper": {"experiments", "results", "strategy", "flower", "config", "errors"},
+    "paper": {"experiments", "results", "strategy", "flower", "config", "errors", "files"},
     # of data only the repair of torchvision
     "session": {"worker", "protocol", "algorithm", "flower", "devices", "errors", "data"},
     "launch": {"run", "session", "results", "strategy", "protocol", "engines", "devices"}
@@ -210,7 +210,7 @@ OUR_OWN_PIPE = {
     "flower_blsgd.worker.loader",  # a DataLoader's processes
     *(
         f"flower_blsgd.engines.local.{name}"
-        for name in ("fork_server", "grid", "shared_memory", "worker_process")
+        for name in ("fork_server", "grid", "shared_memory", "shipping", "worker_process")
     ),
 }
 

@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from flwr.app import ArrayRecord, RecordDict
@@ -18,7 +17,6 @@ from flower_blsgd import LocalSGD
 from flower_blsgd.engines.local.shared_memory import BufferPool
 from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.array_records import flat_of, flat_record
-from flower_blsgd.worker import transfer
 from flower_blsgd.worker.model_io import load_state, state_record
 from tests.worker import helpers
 
@@ -121,7 +119,7 @@ def memory(lines: Lines) -> None:
 
 
 def copies(lines: Lines) -> None:
-    """Time the model's way to the card and back, in pageable and in page-locked memory."""
+    """Time the model's way to the card and back."""
     for name in ["1 M"] if IS_DRY_RUN else MODELS:
         host = state_record(linear_model(name))
         flat = flat_of(host)
@@ -133,17 +131,8 @@ def copies(lines: Lines) -> None:
             "load": functools.partial(load_state, model, shared),
             "report": functools.partial(state_record, model, like=shared),
         }
-        pageable = {way: _milliseconds(copy) for way, copy in ways.items()}
-        for way, taken in pageable.items():
-            lines.rows([row(f"{way} {name} parameters, pageable", taken, "ms")])
-        if not ON_CARD:
-            continue
-        with patch.object(transfer, "PAGE_LOCK", True):
-            first = _milliseconds(ways["load"], 1, warm_up=0)
-            lines.rows([row(f"page-lock and load {name} parameters", first, "ms")])
-            for way, copy in ways.items():
-                title = f"{way} {name} parameters, page-locked"
-                lines.rows([row(title, _milliseconds(copy), "ms", pageable[way], "pageable")])
+        for way, copy in ways.items():
+            lines.rows([row(f"{way} {name} parameters", _milliseconds(copy), "ms")])
 
 
 def linear_model(name: str) -> nn.Module:

@@ -4,15 +4,13 @@ A checkpoint is one safetensors file, with its checksum in the name and its valu
 header.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
-import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from ..errors import UsageError, first_line
-from ..files import flush_to_disk, unless_unsupported
+from ..files import flush_to_disk, temporary_path, unless_unsupported
 from ..flower.array_records import AnyArray, tensors_of
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +31,6 @@ FORMAT_VERSION = 1
 FOLDER = "checkpoint"
 BEST_MODEL = "best_model.safetensors"
 
-_PART = ".part"
 _NAME = re.compile(r"round-([0-9]{9,10})\.([0-9a-f]{64})\.safetensors")
 
 
@@ -147,22 +144,6 @@ class CheckpointStore:
         paths = sorted(self._folder.glob("round-*"), reverse=True)
         named = [(_NAME.fullmatch(path.name), path) for path in paths]
         return [(int(name[1]), path) for name, path in named if name]
-
-
-@contextlib.contextmanager
-def temporary_path(folder: Path) -> Iterator[Path]:
-    """Yield a path for `save_tensors`; only one process may do so in a folder at a time.
-
-    It is in a folder of its own, since a process that is killed within safetensors also leaves a
-    temporary file of the library. What such a process left is removed first.
-    """
-    own_folder = folder / _PART
-    shutil.rmtree(own_folder, ignore_errors=True)
-    own_folder.mkdir(exist_ok=True)
-    try:
-        yield own_folder / "tensors"
-    finally:
-        shutil.rmtree(own_folder, ignore_errors=True)
 
 
 def save_tensors(

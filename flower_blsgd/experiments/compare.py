@@ -16,8 +16,8 @@ from ..algorithm.catalog import ALGORITHMS
 from ..config import RunConfig, Value
 from ..devices.worker_spec import WorkerSpec, parse_workers, workers_text
 from ..errors import UsageError, nearest
-from ..files import locked
-from ..results.folder import RunFolder, read_settings, refused, write_text
+from ..files import locked, write_text
+from ..results.folder import RunFolder, read_settings, refused
 from ..results.progress import ProgressView
 from ..results.summary import final_metric
 from ..run import check_workers, load_own_task, make_local_grid, train_on

@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from ..config import RunConfig
-from ..results.folder import refused, write_text, written_whole
+from ..files import write_text, written_whole
+from ..results.folder import refused
 from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
 from ..strategy.budget import Budget
 from .comparison import VARIED, AlgorithmFigures, Comparison, Metric, Run, known_mean, reached_at

@@ -15,7 +15,8 @@ from string import Template
 from typing import Any
 
 from ..errors import UsageError, first_line
-from ..results.folder import read_config, refused, write_text
+from ..files import write_text
+from ..results.folder import read_config, refused
 from ..results.metrics import metrics_of
 from ..results.summary import final_metric, last_lines, versions
 from ..results.tables import UNKNOWN, Table

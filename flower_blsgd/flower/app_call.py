@@ -49,7 +49,7 @@ def takes_views(app: ClientApp) -> bool:
 def set_main_program(app: ClientApp, program_of: Callable[[Context], Program | None]) -> None:
     """Let a program run in the main thread of a worker's process, while another thread answers.
 
-    This holds on the local grid and in a session; `program_of` returns None for a node without a
+    This holds on the local grid and in a stream; `program_of` returns None for a node without a
     program. If the program raises an exception, the process ends after its current reply, which
     should be a `ProcessEndsError`, and the grid starts it again. After the program has returned,
     messages are still answered.

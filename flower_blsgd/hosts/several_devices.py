@@ -26,7 +26,7 @@ from ..devices.worker_spec import (
     warn_of_unknown_keys,
 )
 from ..engines.local.grid import LocalGrid
-from ..engines.stream.session import at_session_end, in_session
+from ..engines.stream.request import at_stream_end, has_stream
 from ..errors import UsageError
 from ..flower.array_records import view_record
 from ..flower.internals import RAISED
@@ -60,7 +60,7 @@ def several_devices(client_app: str, app_dir: Path) -> Mod:
     """Return a mod for a ClientApp whose node may have ``devices='4x cuda:0; 2x cpu'``.
 
     Such a node starts a worker process for each device, with the same app. The processes live as
-    long as the node's session. Without a session, each message would start all of them, so messages
+    long as the node's stream. Without a stream, each message would start all of them, so messages
     are then answered with a one-line error. Other nodes are not affected.
 
     Parameters
@@ -92,9 +92,9 @@ def several_devices(client_app: str, app_dir: Path) -> Mod:
 
 
 class _Node:
-    """The local grid of this process's node, which exists until the node's session ends."""
+    """The local grid of this process's node, which exists until the node's stream ends."""
 
-    # A session may end during a message. A class attribute, since Flower's simulation pickles the
+    # A stream may end during a message. A class attribute, since Flower's simulation pickles the
     # app, and a lock cannot be pickled.
     _lock = threading.Lock()
 
@@ -103,7 +103,7 @@ class _Node:
         self._grid: LocalGrid | None = None
 
     def answer(self, message: Message, context: Context) -> Message:
-        if not in_session():
+        if not has_stream():
             raise UsageError(
                 f"devices = {context.node_config[DEVICES]!r} in the node config needs a session, "
                 'and this run has none; use transport = "stream", or start one SuperNode per device'
@@ -111,7 +111,7 @@ class _Node:
         with self._lock:
             if self._grid is None:
                 self._grid = node_grid(context, self._client_app, self._app_dir)
-                at_session_end(self._close)
+                at_stream_end(self._close)
             grid = self._grid
         return answer(message, context, grid)
 

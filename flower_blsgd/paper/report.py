@@ -21,7 +21,7 @@ from ..experiments.html_report import (
     section,
     sections_of,
 )
-from ..results.folder import write_text
+from ..files import write_text
 from ..results.tables import UNKNOWN, Table, csv_of
 from .figures import FIGURES
 from .reproductions import Cell, Reproduction

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..experiments.compare import prepare, refuse_overrides, train_all
 from ..experiments.comparison import Comparison, compare_runs, read_run, run_folder
 from ..experiments.comparison_report import write_comparison
-from ..results.folder import written_whole
+from ..files import written_whole
 from .figures import FIGURES
 from .report import RepeatedCell, write_reproduction
 from .reproductions import REFERENCE, REPRODUCTIONS, Cell, cells_of

@@ -9,7 +9,6 @@ import math
 import os
 import shutil
 import tomllib
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from flwr.app import ArrayRecord
 from safetensors import SafetensorError
 
 from ..algorithm.sampling_stats import SamplingStats
-from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors, temporary_path
+from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors
 from ..config import RunConfig
 from ..errors import UsageError
 from ..fields import from_json
-from ..files import locked
+from ..files import append, locked, temporary_path, write_text, written_whole
 from ..flower.array_records import tensors_of
 from ..strategy.round_metrics import RoundRecord
 from .tables import csv_of
@@ -243,40 +242,6 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
         except OSError:  # the disk is full
             pass
         yield
-
-
-def append(path: Path, text: str) -> None:
-    """Append a text, whole or not at all; OSError if it cannot be written."""
-    data = text.encode(errors="backslashreplace")
-    with path.open("ab", buffering=0) as file:
-        before = file.tell()
-        try:
-            if file.write(data) < len(data):  # the disk became full in the middle
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            file.truncate(before)
-            raise
-
-
-@contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder, and rename it when everything is written.
-
-    The file is whole or unchanged, even after a kill, and two processes may write it concurrently.
-    """
-    part = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, whole or not at all."""
-    with written_whole(path) as part:
-        part.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextlib.contextmanager

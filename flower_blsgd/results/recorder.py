@@ -21,6 +21,7 @@ from ..algorithm.catalog import part_of
 from ..config import RunConfig
 from ..errors import UsageError
 from ..fields import from_json
+from ..files import append
 from ..protocol import Failure
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.budget import Budget
@@ -28,7 +29,7 @@ from ..strategy.cost_model import NEGLIGIBLE, slow_device_lines
 from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from .events import EventWriter
-from .folder import EpochRow, RunFolder, append, plain, shown_late
+from .folder import EpochRow, RunFolder, plain, shown_late
 from .metrics import Figures, RunMetrics, measured_figures
 from .progress import ProgressView
 from .stopping import Best, EarlyStopping

@@ -4,10 +4,7 @@ A piece is gathered in one buffer on the device. So a small model moves in one c
 needs little more memory than its own.
 """
 
-import contextlib
 import math
-import os
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,14 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..engines.local.shared_memory import Block, BlockMemory
 from ..flower.array_records import Flat, Layout
 
 PIECE_BYTES = 1 << 25
 """Largest buffer of a piece; a larger tensor is copied alone, without a buffer."""
-
-PAGE_LOCK = os.environ.get("BLSGD_PAGE_LOCK") == "1"
-"""Whether shared memory is page-locked for CUDA: off by default, until it has run on a GPU."""
 
 _Place = tuple[str, str, np.dtype[Any], tuple[int, ...], int]
 
@@ -34,7 +27,6 @@ def copy_to_device(flat: Flat, targets: Mapping[str, Tensor]) -> None:
     Returns when the record's memory may be reused.
     """
     host, pieces = tensor_on(flat.bytes), list(_pieces(flat.layout))
-    _page_lock(flat, _device_of(targets))
     for places, begin, end in pieces:
         # The last copy waits for the device, and so for all copies before it.
         non_blocking, part = end < flat.layout.num_bytes, host[begin:end]
@@ -52,7 +44,6 @@ def copy_to_host(sources: Mapping[str, Tensor], flat: Flat) -> None:
     Between its arrays, the record has zeros.
     """
     host, device = tensor_on(flat.bytes), _device_of(sources)
-    _page_lock(flat, device)
     for places, begin, end in _pieces(flat.layout):
         non_blocking, part = end < flat.layout.num_bytes, host[begin:end]
         if len(places) == 1:
@@ -98,24 +89,3 @@ def _views(part: Tensor, places: Sequence[_Place]) -> list[Tensor]:
 
 def _device_of(tensors: Mapping[str, Tensor]) -> torch.device:
     return next(iter(tensors.values())).device
-
-
-# --- page-locked memory
-
-_seen_blocks: "weakref.WeakSet[Block]" = weakref.WeakSet()
-
-
-def _page_lock(flat: Flat, device: torch.device) -> None:
-    """Page-lock the shared memory of a record once, so that copies of it need no staging buffer."""
-    if not PAGE_LOCK or device.type != "cuda" or not isinstance(flat.memory, BlockMemory):
-        return
-    block = flat.memory.block
-    if block in _seen_blocks:
-        return
-    _seen_blocks.add(block)
-    address, cudart = flat.memory.ctypes.data, torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    if int(cudart.cudaHostRegister(address, block.size, 1)) == 0:  # 1: in all CUDA contexts
-        weakref.finalize(block, cudart.cudaHostUnregister, address).atexit = False
-        return
-    with contextlib.suppress(RuntimeError):  # CUDA reports the failure again in the next kernel
-        torch.zeros(1, device=device)

@@ -16,7 +16,8 @@ from flwr.app import ConfigRecord
 from flower_blsgd.devices import machine
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.engines.local.grid import LocalGrid
-from flower_blsgd.engines.local.shared_memory import BufferPool, Payload, _torch_settings, ship
+from flower_blsgd.engines.local.shared_memory import BufferPool, Payload
+from flower_blsgd.engines.local.shipping import _torch_settings, ship
 from flower_blsgd.errors import UsageError
 
 from .channels import bytes_of, mapped_sizes, open_files, two_sides
@@ -32,7 +33,7 @@ def received(payload: Payload) -> Any:
     with two_sides() as (here, there):
         sending = threading.Thread(target=here.channel.send, args=[payload])
         sending.start()  # of what no block holds the pipe takes little at once
-        content = there.receive()
+        content = there.receive().unpack(there.channel)
         sending.join()
         return content
 

@@ -27,7 +27,7 @@ from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.machine import Machine, usable_cores
 from flower_blsgd.devices.worker_spec import WorkerSpec
-from flower_blsgd.engines.stream.session import in_session, session
+from flower_blsgd.engines.stream.request import has_stream, serving_stream
 from flower_blsgd.flower.internals import RAISED
 from flower_blsgd.hosts.several_devices import node_workers, several_devices
 from flower_blsgd.protocol import (
@@ -365,12 +365,12 @@ def test_devices_without_a_session_are_refused_in_one_line_with_the_way_out(kind
 def test_worker_processes_end_with_the_session() -> None:
     """Through the app, as a session calls it."""
     before = processes_below()
-    with session():
-        assert in_session()
+    with serving_stream():
+        assert has_stream()
         reply = reply_of("query.profile", devices=DEVICES)
         assert sorted(HostReply.from_content(reply.content).parts) == [0, 1, 2]
         assert len(processes_below() - before) == 3
-    assert not in_session()
+    assert not has_stream()
     assert wait_until(lambda: processes_below() <= before)
 
 

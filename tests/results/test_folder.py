@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 
 from flower_blsgd.checkpoint.store import Checkpoint, CheckpointStore
 from flower_blsgd.errors import UsageError
-from flower_blsgd.results.folder import RunFolder, alone_in, written_whole
+from flower_blsgd.files import written_whole
+from flower_blsgd.results.folder import RunFolder, alone_in
 
 from ..log_capture import captured_log
 from .records import epoch

@@ -30,33 +30,26 @@ def flat(record: object) -> Flat:
     return found
 
 
-@pytest.mark.parametrize("page_lock", [False, True])
 @pytest.mark.parametrize(
     ("piece_bytes", "copied"),
     [(1 << 25, [21_120]), (8_192, [4_224, 16_384, 512]), (4_000, [4_096, 128, 16_384, 512])],
 )
-def test_every_piece_is_one_copy_and_shared_memory_is_page_locked_once(
-    monkeypatch: pytest.MonkeyPatch, page_lock: bool, piece_bytes: int, copied: list[int]
+def test_every_piece_is_one_copy(
+    monkeypatch: pytest.MonkeyPatch, piece_bytes: int, copied: list[int]
 ) -> None:
-    monkeypatch.setattr(transfer, "PAGE_LOCK", page_lock)
     monkeypatch.setattr(transfer, "PIECE_BYTES", piece_bytes)
     start, pool = state_record(make_model(1)), BufferPool()
     order = flat_record(flat(start).layout, new_memory=pool.new_memory)
     flat(order).bytes[:] = flat(start).bytes
     model = make_model(2).to("cuda:0")
     reply = None
-    for new_blocks in (2, 0):  # of the order and the reply
+    for _ in range(2):
         del reply  # so that its block is used again
         with recorded() as events:
             load_state(model, order)
             reply = state_record(model, like=order)
-        pins = [event for event in events if event.kind == "pin"]
-        assert len(pins) == (new_blocks if page_lock else 0)
         for kind in ("copy to card", "copy to host"):
             copies = [event for event in events if event.kind == kind]
             assert [event.num_bytes for event in copies] == copied
-            assert [event.pinned for event in copies] == [page_lock] * len(copied)
-            if page_lock:  # only the last one waits; pageable copies to the host always do
-                assert [event.blocking for event in copies] == [False] * (len(copied) - 1) + [True]
         assert not [event for event in events if event.kind == "race"]
         assert same_bits(reply, start)

@@ -28,7 +28,8 @@ from ...flower.internals import (
 )
 from ..mailbox import Mailbox, MailboxGrid
 from .fork_server import start_fork_server
-from .shared_memory import BufferPool, Payload, PlacedRecords, pack, ship
+from .shared_memory import BufferPool, Payload, PlacedRecords, pack
+from .shipping import ship
 from .worker_process import PROGRAM_SECONDS, Job, WorkerProcess
 
 _LOG = logging.getLogger(__name__)

@@ -9,31 +9,23 @@ Both ends are processes of one run on one machine, one started by the other. Not
 unpickled.
 """
 
-import contextlib
 import copyreg
-import dis
-import importlib
 import io
 import itertools
 import mmap
 import os
 import pickle
-import re
 import sys
-import sysconfig
 import tempfile
 import threading
-import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from operator import attrgetter
 from typing import Any, TypeGuard
 
-import cloudpickle
 import numpy as np
 from flwr.app import ArrayRecord
 
@@ -42,21 +34,16 @@ from ...flower.array_records import (
     ALIGNMENT,
     AnyArray,
     ArrayView,
-    Kind,
     Layout,
     NewMemory,
     PrivateArray,
     flat_of,
     flat_record,
-    is_plain,
     memory_of,
 )
 
 _INLINE_BYTES = 4096
 """Smaller records are pickled: a block needs at least a page and an open file."""
-
-_INLINE_TENSOR_BYTES = 1 << 16
-"""Smaller tensors are pickled with the object that `ship` sends."""
 
 _SPARE_BYTES = 1 << 20
 """A free block is reused if it is at most this much, or twice, larger than needed."""
@@ -266,149 +253,14 @@ def _place_arrays(record: ArrayRecord, pool: BufferPool) -> _Placed | None:
     layout = Layout.of((name, array.dtype, elements.shape) for (name, array), elements in pairs)
     if len(plain) < len(arrays) or layout.num_bytes < _INLINE_BYTES:
         return None
-    return layout, _filled(pool.new_memory(layout), layout, plain)
+    return layout, filled(pool.new_memory(layout), layout, plain)
 
 
-def _filled(memory: BlockMemory, layout: Layout, arrays: Iterable[AnyArray]) -> BlockMemory:
+def filled(memory: BlockMemory, layout: Layout, arrays: Iterable[AnyArray]) -> BlockMemory:
     """Copy arrays into the memory of their layout, and return it."""
     for (*_, dtype, shape, offset), elements in zip(layout.places, arrays, strict=True):
         np.ndarray(shape, dtype, memory, offset)[...] = elements
     return memory
-
-
-def ship(content: object, pool: BufferPool) -> Payload:
-    """Pack functions and data of the user, for worker processes.
-
-    What is defined in ``__main__`` is pickled by value (cloudpickle). The user's other modules are
-    imported by name, so that each class exists once. Then their variables, and attributes of their
-    classes and functions, get the values that they have here; locks and the like stay as imported.
-
-    Large tensors and arrays travel in shared memory, once for all processes. They are
-    copy-on-write, so a worker's changes stay private.
-
-    UsageError if there is not enough memory; any exception of cloudpickle, as for an open file.
-    """
-    pickler = _ByValue()
-    body = pickler.dumps(content)
-    variables = [v for name in pickler.modules for v in _variables(name, pickler)]  # finds more
-    # In one block: each one needs open files.
-    arrays = [array for _, array, _ in pickler.arrays.values()]
-    layout = Layout.of((f"{i}", a.dtype.str, a.shape) for i, a in enumerate(arrays))
-    memory = _filled(pool.new_memory(layout), layout, arrays)
-    parts = _torch_settings(), pickler.modules, variables, body, memory.block.number, layout.kinds
-    return Payload(pickle.dumps(_Shipped(parts)), {memory.block.number: memory})
-
-
-class _Shipped(tuple[Any, ...]):
-    def __reduce__(self) -> Any:
-        return _shipped, tuple(self)
-
-
-def _torch_settings() -> list[Callable[[], object]]:
-    """Return calls that repeat the settings of torch in another process."""
-    if (torch := sys.modules.get("torch")) is None:
-        return []
-    calls: list[Callable[[], object]] = [
-        partial(torch.set_default_dtype, torch.get_default_dtype()),
-        partial(torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode()),
-    ]
-    with contextlib.suppress(RuntimeError):  # the program has used torch's newer names, the flags
-        precision = torch.get_float32_matmul_precision()
-        calls.append(partial(torch.set_float32_matmul_precision, precision))
-    flags = ["cuda.matmul.fp32_precision", "mkldnn.matmul.fp32_precision"]
-    flags += ["cudnn.benchmark", "cudnn.deterministic"]
-    return calls + [partial(_set_flag, f, attrgetter(f)(torch.backends)) for f in flags]
-
-
-def _set_flag(flag: str, value: object) -> None:
-    owner, _, name = flag.rpartition(".")
-    setattr(attrgetter(owner)(sys.modules["torch"].backends), name, value)
-
-
-class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    """Leaves large arrays out, and notes them and the user's modules that objects refer to."""
-
-    def __init__(self) -> None:
-        self._buffer = io.BytesIO()
-        super().__init__(self._buffer)
-        self.modules: list[str] = []
-        self.arrays: dict[int, tuple[int, AnyArray, object]] = {}
-        """Large arrays by the id of their object: index, array and the object itself."""
-
-    def dumps(self, content: object) -> bytes:
-        """Return the pickled object; of one that cannot be pickled, no arrays are noted."""
-        self._buffer.seek(0)
-        self._buffer.truncate()
-        self.clear_memo()
-        before = dict(self.arrays)
-        try:
-            self.dump(content)
-        except BaseException:
-            self.arrays = before
-            raise
-        return self._buffer.getvalue()
-
-    def reducer_override(self, content: Any) -> Any:
-        """Leave large tensors and arrays out, and the rest to cloudpickle."""
-        if content is os.environ:  # each process has its own
-            return getattr, (os, "environ")
-        if callable(content) or isinstance(content, types.ModuleType):  # not each of many samples
-            self.modules += (name for name in _users_modules(content) if name not in self.modules)
-        is_array = type(content) in (np.ndarray, np.memmap)
-        array = content if is_array else _elements_of_tensor(content)
-        if array is None or array.nbytes < _INLINE_TENSOR_BYTES or not is_plain(array.dtype):
-            return super().reducer_override(content)
-        new = len(self.arrays), array, content
-        return _array_at, (self.arrays.setdefault(id(content), new)[0], not is_array)
-
-
-def _users_modules(content: Any) -> Iterator[str]:
-    """Return the user's modules that an object is, belongs to, or imports when it is called."""
-    names = [getattr(content, "__module__", None)]
-    if isinstance(content, types.ModuleType):
-        names = [content.__name__]
-    elif isinstance(content, types.FunctionType):
-        steps = dis.get_instructions(content.__code__)
-        found = [step.argval for step in steps if step.opname in ("IMPORT_NAME", "IMPORT_FROM")]
-        names += found + [f"{content.__globals__.get('__package__')}.{name}" for name in found]
-    for name in (name for name in names if isinstance(name, str)):
-        file = getattr(sys.modules.get(name), "__file__", None)
-        is_own = isinstance(file, str) and not file.startswith(_STDLIB) and not _SITE.search(file)
-        if is_own and name.partition(".")[0] not in ("__main__", "flower_blsgd"):
-            yield name
-
-
-_STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
-_SITE = re.compile(r"[/\\](site|dist)-packages[/\\]")
-
-
-def _variables(module: str, pickler: _ByValue) -> Iterator[tuple[str, str, bytes]]:
-    """Return the variables of a module, and the attributes of its classes and functions."""
-    owners: list[tuple[str, Any]] = [("", sys.modules[module])]
-    for prefix, owner in owners:
-        for name, value in list(vars(owner).items()):
-            is_code = isinstance(value, type | types.FunctionType)
-            is_descriptor = prefix and hasattr(type(value), "__get__") and not is_code
-            if name.startswith("__") or not name.isidentifier() or is_descriptor:
-                continue
-            if is_code and (value.__module__, value.__qualname__) == (module, prefix + name):
-                owners.append((f"{prefix}{name}.", value))
-            with contextlib.suppress(Exception):  # a lock or an open file
-                yield module, prefix + name, pickler.dumps(value)
-
-
-def _elements_of_tensor(content: Any) -> AnyArray | None:
-    """Return a plain CPU tensor's elements; None for anything else."""
-    torch = sys.modules.get("torch")
-    if torch is None or type(content) is not torch.Tensor or content.requires_grad:
-        return None
-    if content.device.type != "cpu" or content.layout is not torch.strided:
-        return None
-    try:
-        elements: AnyArray = content.numpy()
-    except (TypeError, RuntimeError):  # numpy lacks bfloat16, conjugate views and others
-        return None
-    return elements
 
 
 # --- the pipe ---------------------------------------------------------------------------------
@@ -474,7 +326,7 @@ class Channel:
             raise
         except Exception as error:  # after half an envelope the pipe cannot be read further
             raise OSError(f"the pipe is out of step: {type(error).__name__}: {error}") from error
-        return _Unpickler(io.BytesIO(content), self).load()
+        return _Unpickler(content, self).load()
 
     def fileno(self) -> int:
         """Return the pipe's file descriptor."""
@@ -500,66 +352,13 @@ def _record_at(channel: Channel, number: int, kinds: bytes) -> ArrayRecord:
     return flat_record(_unpickled(kinds), memory, channel.new_memory, kind)
 
 
-def _array_at(arrays: Sequence[AnyArray], index: int, is_torch: bool) -> Any:
-    """Return a shipped tensor or array."""
-    if not is_torch:
-        return arrays[index]
-    import torch
-
-    return torch.from_numpy(arrays[index])
-
-
-def _shipped(
-    channel: Channel,
-    settings: Sequence[Callable[[], object]],
-    modules: Sequence[str],
-    variables: Sequence[tuple[str, str, bytes]],
-    body: bytes,
-    number: int,
-    kinds: Sequence[Kind],
-) -> Any:
-    """Return the content that `ship` packed, and take over the state of its process."""
-    for setting in settings:
-        setting()
-    memory = channel.attached[number].copy_on_write().memory()
-    arrays = [
-        np.ndarray(shape, dtype, memory, at) for *_, dtype, shape, at in Layout.of(kinds).places
-    ]
-    content = _Unpickler(io.BytesIO(body), arrays).load()
-    for name in modules:
-        importlib.import_module(name)
-    for name, path, pickled in variables:
-        *owners, attribute = path.split(".")
-        try:
-            owner = reduce(getattr, owners, sys.modules[name])
-            if attribute not in vars(owner) or not _same(vars(owner)[attribute], pickled):
-                setattr(owner, attribute, _Unpickler(io.BytesIO(pickled), arrays).load())
-        except Exception as error:
-            reason = f"{name}.{path} of the program cannot be set in a worker"
-            raise ImportError(f"{reason}: {type(error).__name__}: {error}") from error
-    return content
-
-
-def _same(value: object, pickled: bytes) -> bool:
-    """Return whether a value is pickled like this, apart from cloudpickle's random ids."""
-    try:
-        own = (pickler := _ByValue()).dumps(value)
-    except Exception:  # a lock
-        return False
-    return not pickler.arrays and _ID.sub(b"", own) == _ID.sub(b"", pickled)
-
-
-_ID = re.compile(rb"[0-9a-f]{32}")
-
-
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, content: io.BytesIO, source: Channel | Sequence[AnyArray]) -> None:
-        super().__init__(content)
-        self._source = source
+    def __init__(self, content: bytes, channel: Channel) -> None:
+        super().__init__(io.BytesIO(content))
+        self._channel = channel
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the named global; functions that find arrays get their source."""
+        """Return the named global; the function that finds a record gets the channel."""
         found = super().find_class(module, name)
-        placed = found in (_record_at, _shipped, _array_at)
         # Not a bound method: the unpickler would keep itself and the records alive.
-        return partial(found, self._source) if placed else found
+        return partial(found, self._channel) if found is _record_at else found

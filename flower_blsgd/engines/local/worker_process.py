@@ -207,7 +207,7 @@ def serve(
     program = None
     try:
         if has_setup:
-            channel.receive()()
+            channel.receive().unpack(channel)()
         app = load_app(client_app, app_dir, ClientApp)
         channel.views = takes_views(app)
         handle, program = handler_of(app, context), main_program_of(app, context)

@@ -1,18 +1,14 @@
 """The node's side of a stream: connect, call the app for each message, and reply."""
 
-import contextlib
 import ctypes
-import functools
 import logging
 import os
 import queue
 import signal
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import grpc
 from flwr.app import Context, Message
@@ -23,18 +19,18 @@ from ...flower.array_records import ArrayView, PrivateArray
 from ...flower.internals import inside_lifespan, release_records_at_once
 from ...processes import end_with, restore_in_forks
 from .codec import chunks_of, encode_reply, read_frames
+from .dialer import Dialer
 from .encoded_arrays import FrameArrays, FrameError, Tensors, decode_arrays
+from .request import StreamRequest, StreamResult, serving_stream
 from .security import (
-    CLIENT_OPTIONS,
     HOLDING_KEY,
     METHOD,
     NODE_KEY,
     SERVICE,
-    SESSION_ENDED,
+    STREAM_ENDED,
     TOKEN_KEY,
     WELCOME_KEY,
 )
-from .session import SessionRequest, SessionResult, session
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,8 +39,8 @@ _CONNECT_SECONDS = 10.0
 
 _REFUSED_SECONDS = 60.0
 _AWAY_SECONDS = 300.0
-"""Time until a session without a server ends: if connections are refused, as after the server was
-killed, or if the server is unreachable. Until then the node takes no other run. The session ends
+"""Time until a stream without a server ends: if connections are refused, as after the server was
+killed, or if the server is unreachable. Until then the node takes no other run. The stream ends
 immediately if another program listens there, such as the next run on a fixed port."""
 
 _ATTEMPT_SECONDS = 5.0
@@ -54,7 +50,7 @@ _WAIT_SECONDS = 0.5
 """Longest wait of a handler: Flower ends a node with a signal, which is handled between waits."""
 
 _PROGRAM_SECONDS = 5.0
-"""Time for a program to end after the session, and for its last reply to arrive."""
+"""Time for a program to end after the stream, and for its last reply to arrive."""
 
 _IDLE_SECONDS = 0.05
 _UNWIND_SECONDS = 0.4
@@ -65,40 +61,37 @@ _MOST_HELD = 100
 """Limit of message ids in a call's metadata. Other messages are sent again, and ignored."""
 
 
-def serve_session(app: ClientApp, message: Message, context: Context) -> Message:
-    """Serve a session, and return the answer to the message that opened it."""
+def serve_stream(app: ClientApp, message: Message, context: Context) -> Message:
+    """Serve a stream, and return the answer to the message that opened it."""
     release_records_at_once()
     try:
-        request = SessionRequest.from_message(message)
+        request = StreamRequest.from_message(message)
     except ValueError as error:
-        return SessionResult(connected=False, reason=str(error)).to_reply(message)
-    return Session(app, request, context).serve().to_reply(message)
+        return StreamResult(connected=False, reason=str(error)).to_reply(message)
+    return NodeStream(app, request, context).serve().to_reply(message)
 
 
-class SessionOverError(BaseException):
-    """Raised in the app's code when the session ends during a call."""
+class StreamOverError(BaseException):
+    """Raised in the app's code when the stream ends during a call."""
 
 
-class Session:
-    """One session: a connection to the server, and a call of the app for each message.
+class NodeStream:
+    """One stream: a connection to the server, and a call of the app for each message.
 
     A reply is kept until the server acknowledges it, and is sent again on the next connection. The
     key ``superlink`` of the node config may be the SuperLink as the node reaches it, ``HOST:PORT``:
     the server is likely on the same host.
     """
 
-    def __init__(self, app: ClientApp, request: SessionRequest, context: Context) -> None:
+    def __init__(self, app: ClientApp, request: StreamRequest, context: Context) -> None:
         self._request = request
-        self._node_id = context.node_id
         self._handle = handler_of(inside_lifespan(app), context)
         self._program, self._context = main_program_of(app, context), context
-        self._ending = False  # whether this process has to end
         self._array_type = ArrayView if takes_views(app) else PrivateArray
         host = str(context.node_config.get("superlink", "")).rpartition(":")[0]
         ports = [address.rpartition(":")[2] for address in request.addresses[:1] if host]
         candidates = [*(f"{host}:{port}" for port in ports), *request.addresses]
-        self._addresses = list(dict.fromkeys(candidates))
-
+        self._dialer = Dialer(list(dict.fromkeys(candidates)), request.certificate)
         # The last models received, which changes are relative to.
         self._held: dict[str, Tensors] = {}
         self._carried: dict[str, Tensors] = {}  # rounding errors of the last replies
@@ -108,15 +101,14 @@ class Session:
         self._outgoing: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
         self._call: grpc.Call | None = None
         self._connected = False
-        self._address = ""  # of the last connection
         self._over = threading.Event()
-        self._result = SessionResult(connected=False, reason="no answer")
+        self._result = StreamResult(connected=False, reason="no answer")
 
-    def serve(self) -> SessionResult:
-        """Serve until the server ends the session or stays unreachable."""
+    def serve(self) -> StreamResult:
+        """Serve until the server ends the stream or stays unreachable."""
         end_with_supernode()
         keep_flowers_signals_from_children()
-        with session():
+        with serving_stream():
             worker = threading.Thread(target=self._serve_work, name="client-app", daemon=True)
             worker.start()
             threading.Thread(target=self._stay_connected, name="stream", daemon=True).start()
@@ -131,18 +123,18 @@ class Session:
         return self._result
 
     def _run_program(self, program: Callable[[Context], None]) -> None:
-        """Run the app's program in this thread; end the session if it raises.
+        """Run the app's program in this thread; end the stream if it raises.
 
-        If the session ends before the program, end the process.
+        If the stream ends before the program, end the process.
         """
 
-        def end_with_session() -> None:
+        def end_with_stream() -> None:
             self._over.wait()
             if not has_ended.wait(_PROGRAM_SECONDS):
                 os._exit(1)
 
         has_ended = threading.Event()
-        threading.Thread(target=end_with_session, name="program-watch", daemon=True).start()
+        threading.Thread(target=end_with_stream, name="program-watch", daemon=True).start()
         try:
             program(self._context)
         except BaseException:  # also SystemExit of a script
@@ -150,16 +142,16 @@ class Session:
         has_ended.set()
 
     def _give_up(self, reason: str) -> None:
-        """End the session when the server has all replies; the server opens another session."""
+        """End the stream when the server has all replies; the server opens another stream."""
         until = time.monotonic() + _PROGRAM_SECONDS
         while self._replies and time.monotonic() < until:
             if self._over.wait(_IDLE_SECONDS):
                 break
-        self._result = SessionResult(self._connected, reason)
+        self._result = StreamResult(self._connected, reason)
         self._over.set()
 
     def close(self) -> None:
-        """End the session and close the connection."""
+        """End the stream and close the connection."""
         self._over.set()
         if self._call is not None:
             self._call.cancel()
@@ -169,26 +161,29 @@ class Session:
     def _serve_work(self) -> None:
         try:
             while (work := self._work.get()) is not None:
-                message_id, frame = work[0].metadata.message_id, self._answer(*work)
+                message_id = work[0].metadata.message_id
+                frame, process_ends = self._answer(*work)
                 del work  # and its arrays
                 self._replies[message_id] = frame
                 self._outgoing.put(frame)
-                if self._ending:
+                if process_ends:
                     self._give_up("its process has to end")
                     return
-        except SessionOverError:
+        except StreamOverError:
             pass
 
-    def _answer(self, message: Message, received: dict[str, Tensors]) -> list[bytes]:
+    def _answer(self, message: Message, received: dict[str, Tensors]) -> tuple[list[bytes], bool]:
+        """Return the reply as a frame, and whether this process has to end after it."""
         wire_dtype = self._request.wire_dtype
         try:
             reply = self._handle(message)
-            self._ending = reply.has_error() and reply.error.code == PROCESS_ENDS
-            return encode_reply(reply, received, self._carried, wire_dtype)
-        except SessionOverError:
+            ends = reply.has_error() and reply.error.code == PROCESS_ENDS
+            return encode_reply(reply, received, self._carried, wire_dtype), ends
+        except StreamOverError:
             raise
         except BaseException as error:  # such as SystemExit; the server waits for a reply
-            return encode_reply(Message(error_of(error), reply_to=message), {}, {}, wire_dtype)
+            failure = Message(error_of(error), reply_to=message)
+            return encode_reply(failure, {}, {}, wire_dtype), False
 
     def _interrupt(self, worker: threading.Thread) -> None:
         """Interrupt the app's code. If it does not stop, the process ends anyway."""
@@ -196,7 +191,7 @@ class Session:
         worker.join(_IDLE_SECONDS)
         if worker.is_alive() and worker.ident is not None:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(worker.ident), ctypes.py_object(SessionOverError)
+                ctypes.c_ulong(worker.ident), ctypes.py_object(StreamOverError)
             )
             worker.join(_UNWIND_SECONDS)
 
@@ -207,26 +202,26 @@ class Session:
             result = self.connect()
         except Exception as error:
             _LOG.exception("the stream broke")
-            result = SessionResult(self._connected, f"{type(error).__name__}: {error}")
-        if not self._over.is_set():  # else it was this process that ended the session
+            result = StreamResult(self._connected, f"{type(error).__name__}: {error}")
+        if not self._over.is_set():  # else it was this process that ended the stream
             self._result = result
         self._over.set()
 
-    def connect(self) -> SessionResult:
-        """Stay connected until the session is over, and return how it ended.
+    def connect(self) -> StreamResult:
+        """Stay connected until the stream is over, and return how it ended.
 
         FrameError if data from the server cannot be read.
         """
-        reason = f"it cannot reach {' or '.join(self._addresses)}"
+        reason = f"it cannot reach {' or '.join(self._dialer.addresses)}"
         last_contact = not_refused = time.monotonic()
         pause = _SHORTEST_PAUSE_SECONDS
         while not self._over.is_set():
-            with self._connection() as channel:
+            with self._dialer.channel(min(_ATTEMPT_SECONDS, _CONNECT_SECONDS)) as channel:
                 if channel is not None:
                     not_refused = time.monotonic()
                     was_connected, code = self._talk(channel)
-                    if code is SESSION_ENDED:
-                        return SessionResult(self._connected)
+                    if code is STREAM_ENDED:
+                        return StreamResult(self._connected)
                     if code is grpc.StatusCode.UNAUTHENTICATED:
                         reason = "the server refused it: its token is no longer valid"
                         break
@@ -235,7 +230,7 @@ class Session:
                         reason = f"its connection broke ({code.name.lower()})"
                         _LOG.info("the stream broke (%s)", code.name.lower())
                 else:
-                    found = _listener(self._address, self._request.certificate)
+                    found = self._dialer.listener(_ATTEMPT_SECONDS)
                     if found == "another":
                         reason = "another program listens where the server did"
                         break
@@ -247,41 +242,7 @@ class Session:
                 break
             self._over.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        return SessionResult(self._connected, reason)
-
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[grpc.Channel | None]:
-        """Yield a channel to the first address that answers with the right certificate, or None.
-
-        Each attempt opens new channels to all addresses: an old channel may wait for lost packets.
-        """
-        credentials = grpc.ssl_channel_credentials(self._request.certificate)
-        seconds = min(_ATTEMPT_SECONDS, _CONNECT_SECONDS)
-        ready: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-        def note(answer: Any, address: str) -> None:
-            # There is no such method, which only the server can report.
-            if answer.code() is grpc.StatusCode.UNIMPLEMENTED:
-                ready.put(address)
-
-        with contextlib.ExitStack() as stack:
-            channels: dict[str, grpc.Channel] = {}
-            for address in self._addresses:
-                channel = grpc.secure_channel(address, credentials, CLIENT_OPTIONS)
-                channels[address] = stack.enter_context(channel)
-                hello: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-                hello = channel.unary_unary(f"/{SERVICE}/Hello")
-                answer = hello.future(b"", timeout=seconds, wait_for_ready=True)
-                answer.add_done_callback(functools.partial(note, address=address))
-            try:
-                address = ready.get(timeout=seconds)
-            except queue.Empty:
-                yield None
-                return
-            self._address = address
-            for other in channels.keys() - {address}:
-                channels[other].close()
-            yield channels[address]
+        return StreamResult(self._connected, reason)
 
     def _talk(self, channel: grpc.Channel) -> tuple[bool, grpc.StatusCode]:
         """Use a connection until it breaks; return whether it was accepted, and its status."""
@@ -292,7 +253,7 @@ class Session:
         for frame in replies.values():
             outgoing.put(frame)
         metadata = (
-            (NODE_KEY, str(self._node_id)),
+            (NODE_KEY, str(self._context.node_id)),
             (TOKEN_KEY, self._request.token),
             (HOLDING_KEY, ",".join(list(replies)[:_MOST_HELD])),
         )
@@ -331,20 +292,6 @@ class Session:
         if message_id not in self._replies:
             self._replies[message_id] = []
             self._work.put((message, models))
-
-
-def _listener(address: str, certificate: bytes) -> Literal["", "nobody", "another"]:
-    """Return who listens at an address; empty if it may be the server."""
-    host, _, port = address.rpartition(":")
-    try:
-        place = host.strip("[]"), int(port)
-        shown = ssl.get_server_certificate(place, timeout=_ATTEMPT_SECONDS)
-        expected = ssl.PEM_cert_to_DER_cert(certificate.decode())
-        return "" if ssl.PEM_cert_to_DER_cert(shown) == expected else "another"
-    except ConnectionRefusedError:
-        return "nobody"
-    except (OSError, ValueError):  # unreachable, interrupted, or not connected yet
-        return ""
 
 
 def _chunks(outgoing: "queue.SimpleQueue[list[bytes] | None]") -> Iterator[bytes]:

@@ -26,9 +26,9 @@ from ...flower.internals import (
 from ..mailbox import Mailbox, MailboxGrid
 from .codec import encode_messages
 from .encoded_arrays import Broadcast, WireDtype
+from .request import STREAM_MESSAGE, StreamRequest, StreamResult
 from .security import own_addresses, split_address
 from .server import StreamServer
-from .session import SESSION_MESSAGE, SessionRequest, SessionResult
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,9 +38,9 @@ _POLL_SECONDS = 0.5
 _END_SECONDS, _CLOSE_SECONDS = 1.5, 7.0
 _ANY_HOST = ("", "0.0.0.0", "[::]")
 
-_SESSION_TTL_SECONDS = 30 * 86_400.0
-_MOST_SESSIONS, _SESSIONS_SECONDS = 5, 300.0
-"""A node that needs this many sessions within this time is excluded."""
+_STREAM_TTL_SECONDS = 30 * 86_400.0
+_MOST_STREAMS, _STREAMS_SECONDS = 5, 300.0
+"""A node that needs this many streams within this time is excluded."""
 
 
 @contextlib.contextmanager
@@ -114,14 +114,14 @@ def stream(
 class StreamGrid(MailboxGrid):
     """A Flower grid whose messages travel over long-lived streams from the nodes to this process.
 
-    One ordinary Flower message per node opens a session. Later messages take milliseconds. The app
-    of the node must serve sessions (`serve_sessions`). A node without sessions, or that cannot
+    One ordinary Flower message per node opens a stream. Later messages take milliseconds. The app
+    of the node must serve streams (`serve_sessions`). A node without streams, or that cannot
     connect, gets Flower's plain messages, and a log line names it.
 
     If a connection breaks, the grid does not list the node until it reconnects. Messages to it wait
     until the caller's timeout, while other nodes continue. A reply that the node computed meanwhile
     arrives if it is still expected. When Flower reports that the node is gone, its messages get an
-    error reply. A SuperNode that restarts gets a new session.
+    error reply. A SuperNode that restarts gets a new stream.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class StreamGrid(MailboxGrid):
         return [f"{host}:{self._server.port}" for host in hosts]
 
     def close(self) -> None:
-        """End all sessions, and wait briefly for the nodes' answers. May be called twice."""
+        """End all streams, and wait briefly for the nodes' answers. May be called twice."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -179,7 +179,7 @@ class StreamGrid(MailboxGrid):
         self._server.stop(0.2)
 
     def end_at_once(self) -> None:
-        """End all sessions without waiting, in an exit handler."""
+        """End all streams without waiting, in an exit handler."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -264,7 +264,7 @@ class StreamGrid(MailboxGrid):
                     continue
                 ids.append(give_message_id(message))
                 self._mailbox.expect(ids[-1])
-                if self._members.has_session(node_id):
+                if self._members.has_link(node_id):
                     streamed.append(message)
                 else:
                     self._refuse(message, f"node {node_id} is not connected")
@@ -292,7 +292,7 @@ class StreamGrid(MailboxGrid):
         self._mailbox.receive(Message(Error(NODE_GONE, reason), reply_to=message))
 
     def _watch(self) -> None:
-        """Open sessions with new nodes, and handle the end of sessions.
+        """Open streams with new nodes, and handle the end of streams.
 
         Through these regular calls, this process also learns that the run was stopped.
         """
@@ -315,10 +315,10 @@ class StreamGrid(MailboxGrid):
 
 
 class Membership:
-    """The nodes of a stream grid and their sessions.
+    """The nodes of a stream grid and their streams.
 
     A node whose app serves no sessions, or that cannot connect, gets plain messages from then on.
-    After any other end of a session, the node gets a new one, a limited number of times.
+    After any other end of a stream, the node gets a new one, a limited number of times.
     `addresses` are those of the server.
 
     Only one thread may change it. Other threads may read: sets are replaced, never changed.
@@ -330,7 +330,7 @@ class Membership:
         self._grid, self._server = grid, server
         self._addresses, self._wire_dtype = addresses, wire_dtype
         self._online: set[int] = set()
-        self._sessions: dict[str, int] = {}  # by the id of the message that opened it
+        self._streams: dict[str, int] = {}  # by the id of the message that opened it
         self._activated: dict[int, str] = {}  # start time of each SuperNode, from Flower
         self._requested_at: dict[int, deque[float]] = {}
         self._plain: set[int] = set()
@@ -343,8 +343,8 @@ class Membership:
         found = {node_id: "stream" for node_id, link in links if link.connected}
         return found | dict.fromkeys(self._plain & self._online, "messages")
 
-    def has_session(self, node_id: int) -> bool:
-        """Return whether a node has a session, connected or not."""
+    def has_link(self, node_id: int) -> bool:
+        """Return whether a node has a stream, connected or not."""
         link = self._server.links.get(node_id)
         return link is not None and link.was_connected and not link.over
 
@@ -353,41 +353,41 @@ class Membership:
         return sorted(set(nodes) - set(self.transports) - self._excluded)
 
     def update(self) -> None:
-        """Query Flower for the nodes, and open a session with every new one."""
+        """Query Flower for the nodes, and open a stream with every new one."""
         activated = {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
         self._online = set(activated)
         restarted = {n for n, at in activated.items() if self._activated.get(n, at) != at}
-        for message_id, node_id in list(self._sessions.items()):
+        for message_id, node_id in list(self._streams.items()):
             if node_id in restarted:
-                del self._sessions[message_id]  # unknown to the new SuperNode
+                del self._streams[message_id]  # unknown to the new SuperNode
                 self._server.links[node_id].close("its SuperNode started again")
         self._plain, self._excluded = self._plain - restarted, self._excluded - restarted
         for node_id in restarted:  # it does not know the old messages either
             self._server.mailbox.settle(node_id)
         self._activated |= activated
-        busy = set(self._sessions.values()) | self._plain | self._excluded
+        busy = set(self._streams.values()) | self._plain | self._excluded
         nodes = sorted(self._online - busy)
         if nodes:
             sent = self._grid.push_messages([self._request(node_id) for node_id in nodes])
             for node_id, message_id in zip(nodes, sent, strict=True):
                 if message_id is not None:  # otherwise the node has left
-                    self._sessions[message_id] = node_id
+                    self._streams[message_id] = node_id
 
     def _request(self, node_id: int) -> Message:
-        times = self._requested_at.setdefault(node_id, deque(maxlen=_MOST_SESSIONS))
+        times = self._requested_at.setdefault(node_id, deque(maxlen=_MOST_STREAMS))
         times.append(time.monotonic())
-        link = self._server.open_session(node_id)
-        request = SessionRequest(
+        link = self._server.open_link(node_id)
+        request = StreamRequest(
             self._addresses, self._server.certificate, link.token, self._wire_dtype
         )
-        return Message(request.to_records(), node_id, SESSION_MESSAGE, ttl=_SESSION_TTL_SECONDS)
+        return Message(request.to_records(), node_id, STREAM_MESSAGE, ttl=_STREAM_TTL_SECONDS)
 
     def take_answers(self) -> int:
-        """Handle the sessions that ended, and return the number of open sessions."""
-        if self._sessions:
-            for answer in self._grid.pull_messages(list(self._sessions)):
-                self._ended(self._sessions.pop(answer.metadata.reply_to_message_id), answer)
-        return len(self._sessions)
+        """Handle the streams that ended, and return the number of open streams."""
+        if self._streams:
+            for answer in self._grid.pull_messages(list(self._streams)):
+                self._ended(self._streams.pop(answer.metadata.reply_to_message_id), answer)
+        return len(self._streams)
 
     def _ended(self, node_id: int, answer: Message) -> None:
         link = self._server.links[node_id]
@@ -395,7 +395,7 @@ class Membership:
             reason = (answer.error.reason or f"error {answer.error.code}").strip()
             connected, plain = link.was_connected, has_no_handler(answer.error)
         else:
-            result = SessionResult.from_reply(answer)
+            result = StreamResult.from_reply(answer)
             reason, connected, plain = result.reason, result.connected, not result.connected
         reason = printable(reason)  # it goes into logs
         link.close(reason or "its session ended")
@@ -410,7 +410,7 @@ class Membership:
                 reason,
             )
         elif not connected or (
-            len(times) == _MOST_SESSIONS and times[-1] - times[0] < _SESSIONS_SECONDS
+            len(times) == _MOST_STREAMS and times[-1] - times[0] < _STREAMS_SECONDS
         ):
             self._excluded = self._excluded | {node_id}
             _LOG.error("node %d is left out: %s", node_id, reason)

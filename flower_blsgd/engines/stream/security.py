@@ -1,6 +1,6 @@
 """Certificates, tokens, gRPC options and addresses of streams.
 
-There is one certificate per run, and one token per session. Both travel inside a Flower message, so
+There is one certificate per run, and one token per stream. Both travel inside a Flower message, so
 Flower's TLS and authentication protect them.
 """
 
@@ -28,8 +28,8 @@ HOLDING_KEY = "holding"
 WELCOME_KEY = "welcome"
 """Metadata key of the answer to an accepted node."""
 
-SESSION_ENDED = grpc.StatusCode.ABORTED
-"""Status of a call whose session is over; a broken call is unavailable or cancelled."""
+STREAM_ENDED = grpc.StatusCode.ABORTED
+"""Status of a call whose stream is over; a broken call is unavailable or cancelled."""
 
 SERVER_NAME = "stream.flower-blsgd"
 """Name in the certificate. It holds no address, since addresses may be translated."""

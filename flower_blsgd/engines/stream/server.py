@@ -29,7 +29,7 @@ from .security import (
     NODE_KEY,
     SERVER_OPTIONS,
     SERVICE,
-    SESSION_ENDED,
+    STREAM_ENDED,
     TOKEN_KEY,
     WELCOME_KEY,
     listen,
@@ -49,11 +49,11 @@ Outgoing = queue.SimpleQueue[list[bytes] | None]
 
 
 class Link:
-    """The link to one node for the time of its session, across connections.
+    """The link to one node for the time of its stream, across connections.
 
     A message is kept as long as its reply is expected. Without a connection it is sent on the next
     one. After a broken connection it is sent again, unless the node reports that it has it. When
-    the session ends, every message gets an error reply.
+    the stream ends, every message gets an error reply.
     """
 
     def __init__(self, node_id: int, token: bytes, mailbox: Mailbox) -> None:
@@ -61,7 +61,7 @@ class Link:
         self.was_connected = False
         """Whether there ever was a connection."""
         self.over = ""
-        """Reason why the session ended; empty while it lasts."""
+        """Reason why the stream ended; empty while it lasts."""
         self._mailbox = mailbox
         self._lock = threading.Lock()
         self._outgoing: Outgoing | None = None
@@ -74,7 +74,7 @@ class Link:
         return self._outgoing is not None and not self.over
 
     def submit(self, message: EncodedMessage) -> None:
-        """Send a message now or on the next connection; fail it if the session is over."""
+        """Send a message now or on the next connection; fail it if the stream is over."""
         with self._lock:
             if not self.over:
                 self._drop_unexpected()
@@ -108,7 +108,7 @@ class Link:
         self._pending = {i: message for i, message in self._pending.items() if expects(i)}
 
     def chunks(self, outgoing: Outgoing) -> Iterator[bytes]:
-        """Yield the data to send on a connection, until it is closed or the session is over."""
+        """Yield the data to send on a connection, until it is closed or the stream is over."""
         while (frame := outgoing.get()) is not None:
             for chunk in chunks_of(frame):
                 if self.over:
@@ -148,7 +148,7 @@ class Link:
         outgoing.put(acknowledgement_of(reply))
 
     def close(self, reason: str) -> None:
-        """End the session: fail pending and later messages."""
+        """End the stream: fail pending and later messages."""
         self.end(reason)
         with self._lock:
             failed, self._pending = list(self._pending.values()), {}
@@ -157,7 +157,7 @@ class Link:
             self._fail(message, reason)
 
     def end(self, reason: str = "the run is over") -> None:
-        """Tell the node that the session is over. Takes no lock, since signal handlers call it."""
+        """Tell the node that the stream is over. Takes no lock, since signal handlers call it."""
         self.over = reason  # first, for a connection that is just being made
         outgoing = self._outgoing
         if outgoing is not None:
@@ -176,7 +176,7 @@ def _most_connections() -> int:
 
 
 class StreamServer:
-    """gRPC server that accepts only the nodes of open sessions.
+    """gRPC server that accepts only the nodes of open streams.
 
     It listens on ``HOST:PORT``, on any host with ``:PORT``, or on a free port with an empty
     address; UsageError if it cannot. Its certificate is PEM.
@@ -184,7 +184,7 @@ class StreamServer:
 
     def __init__(self, address: str, mailbox: Mailbox) -> None:
         self.links: dict[int, Link] = {}
-        """Links to the nodes with a current or earlier session, by node id."""
+        """Links to the nodes with a current or earlier stream, by node id."""
         self.mailbox = mailbox
         self._refusals = 0
         self.certificate, credentials = new_certificate()
@@ -203,7 +203,7 @@ class StreamServer:
         self.port = listen(self._server, address, credentials)
         self._server.start()
 
-    def open_session(self, node_id: int) -> Link:
+    def open_link(self, node_id: int) -> Link:
         """Let a node connect with a new token, and invalidate its previous token."""
         link = Link(node_id, secrets.token_bytes(_TOKEN_BYTES), self.mailbox)
         previous = self.links.get(node_id)
@@ -213,7 +213,7 @@ class StreamServer:
         return link
 
     def end(self) -> None:
-        """Tell all nodes that the sessions are over, without a lock; see `Link.end`."""
+        """Tell all nodes that the streams are over, without a lock; see `Link.end`."""
         for link in list(self.links.values()):
             link.end()
 
@@ -233,7 +233,7 @@ class StreamServer:
         context.send_initial_metadata(((WELCOME_KEY, ""),))
         yield from link.chunks(outgoing)
         if link.over:  # as a status, since a frame may be half sent
-            context.set_code(SESSION_ENDED)
+            context.set_code(STREAM_ENDED)
 
     def _authenticated(
         self, shown: Mapping[str, str | bytes], context: grpc.ServicerContext

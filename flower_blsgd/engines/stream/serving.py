@@ -5,7 +5,7 @@ from flwr.clientapp import ClientApp
 
 from ...flower.app_call import OWN_QUERIES
 from ...flower.internals import answer_without_mods, skip_mods
-from .session import SESSION_MESSAGE
+from .request import STREAM_MESSAGE
 
 
 def serve_sessions(app: ClientApp) -> ClientApp:
@@ -13,8 +13,8 @@ def serve_sessions(app: ClientApp) -> ClientApp:
 
     The functions of the app need no change. Each message on the stream calls the app as Flower
     would, with its mods, and ``context.state`` persists between messages. A lifespan is entered
-    once for the whole session. The calls come from one thread, which is not the main thread. If the
-    session ends during a call, the call is interrupted by a `BaseException` that is not an
+    once for the whole stream. The calls come from one thread, which is not the main thread. If the
+    stream ends during a call, the call is interrupted by a `BaseException` that is not an
     `Exception`.
 
     Parameters
@@ -41,10 +41,10 @@ def serve_sessions(app: ClientApp) -> ClientApp:
     """
 
     def serve(message: Message, context: Context) -> Message:
-        from .client import serve_session  # imports gRPC, which only streams need
+        from .client import serve_stream  # imports gRPC, which only streams need
 
-        return serve_session(app, message, context)
+        return serve_stream(app, message, context)
 
-    answer_without_mods(app, SESSION_MESSAGE, serve)
+    answer_without_mods(app, STREAM_MESSAGE, serve)
     skip_mods(app, OWN_QUERIES)
     return app

@@ -12,10 +12,10 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from flower_blsgd.engines.stream import client
-from flower_blsgd.engines.stream.client import Session
+from flower_blsgd.engines.stream.client import NodeStream
 from flower_blsgd.engines.stream.codec import frame_of
+from flower_blsgd.engines.stream.request import StreamRequest
 from flower_blsgd.engines.stream.security import new_certificate
-from flower_blsgd.engines.stream.session import SessionRequest
 from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.flower.internals import NODE_GONE
 
@@ -113,8 +113,8 @@ def test_replies_to_messages_that_wait_at_the_node_survive_a_cut(
     gates = [threading.Event() for _ in range(3)]
     counted = Counted(lambda m: gates[int(m.content["config"]["x"])].wait(60))
     taken: list[Message] = []
-    take = Session._receive
-    monkeypatch.setattr(Session, "_receive", lambda self, *f: (take(self, *f), taken.append(f)))
+    take = NodeStream._receive
+    monkeypatch.setattr(NodeStream, "_receive", lambda self, *f: (take(self, *f), taken.append(f)))
     models = [{"w": np.full(3, 10.0**x, np.float32)} for x in range(3)]
     with streaming(counted.app, kind=LinkedGrid, wire_dtype="bfloat16") as grid:
         ids = list(grid.push_messages([order(7, models[x], x=x) for x in range(3)]))
@@ -211,9 +211,9 @@ def test_node_that_gets_garbage_ends_its_session_and_gets_a_new_one() -> None:
     assert any("the stream broke" in line for line in log.errors)
 
 
-def lone_session(*addresses: str) -> Session:
-    request = SessionRequest(list(addresses), new_certificate()[0], bytes(32))
-    return Session(made_app(echo), request, Context(1, 7, {}, RecordDict(), {}))
+def lone_stream(*addresses: str) -> NodeStream:
+    request = StreamRequest(list(addresses), new_certificate()[0], bytes(32))
+    return NodeStream(made_app(echo), request, Context(1, 7, {}, RecordDict(), {}))
 
 
 def test_node_does_not_talk_to_a_server_with_another_certificate(
@@ -221,7 +221,7 @@ def test_node_does_not_talk_to_a_server_with_another_certificate(
 ) -> None:
     monkeypatch.setattr(client, "_CONNECT_SECONDS", 1.0)
     with streaming(made_app(echo)) as grid, captured_log() as log:
-        result = lone_session(f"127.0.0.1:{grid._server.port}").connect()
+        result = lone_stream(f"127.0.0.1:{grid._server.port}").connect()
         assert not result.connected
         assert not [line for line in log.warnings if "refused" in line], "it saw no token"
 
@@ -259,7 +259,7 @@ def test_node_that_cannot_connect_gets_plain_messages_and_says_where_it_tried(
 
 def test_close_ends_a_connection_that_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "_CONNECT_SECONDS", 1.0)
-    connection = lone_session("192.0.2.1:9")
+    connection = lone_stream("192.0.2.1:9")
     thread = threading.Thread(target=connection.connect, daemon=True)
     thread.start()
     connection.close()
@@ -271,9 +271,11 @@ def test_node_keeps_neither_arrays_nor_bytes_of_a_reply_that_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alive: list[weakref.ref[np.ndarray]] = []
-    sessions: list[Session] = []
-    talk = Session._talk
-    monkeypatch.setattr(Session, "_talk", lambda self, *a: sessions.append(self) or talk(self, *a))
+    streams: list[NodeStream] = []
+    talk = NodeStream._talk
+    monkeypatch.setattr(
+        NodeStream, "_talk", lambda self, *a: streams.append(self) or talk(self, *a)
+    )
 
     def handle(message: Message, _: Context) -> RecordDict:
         made = np.ones(1000, np.float32)
@@ -285,5 +287,5 @@ def test_node_keeps_neither_arrays_nor_bytes_of_a_reply_that_arrived(
             exchange(grid, order())
         gc.collect()
         assert sum(ref() is not None for ref in alive) <= 1
-        (session,) = sessions
-        assert wait_until(lambda: not session._replies)
+        (stream,) = streams
+        assert wait_until(lambda: not stream._replies)

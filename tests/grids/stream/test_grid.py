@@ -17,8 +17,8 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from flower_blsgd import StreamGrid, UsageError, stream
 from flower_blsgd.engines.stream import grid as grid_module
 from flower_blsgd.engines.stream.encoded_arrays import FrameError
+from flower_blsgd.engines.stream.request import STREAM_MESSAGE
 from flower_blsgd.engines.stream.serving import serve_sessions
-from flower_blsgd.engines.stream.session import SESSION_MESSAGE
 from flower_blsgd.flower.app_call import accept_views
 from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.flower.internals import NODE_GONE, RAISED, is_deployment, superlink_of
@@ -216,7 +216,7 @@ def test_app_without_sessions_gets_plain_messages_beside_the_stream() -> None:
             assert same_bits(reply, model)
             assert reply.metadata.reply_to_message_id == message.metadata.message_id
         sent = [m.metadata.message_type for m in flower_of(grid).pushed]
-        assert sent.count(SESSION_MESSAGE) == 2
+        assert sent.count(STREAM_MESSAGE) == 2
         assert sent.count("train") == 1
         messages[0].content["arrays"]["foreign"] = Array("x", (2,), "somebody.format", b"abc")
         with pytest.raises(FrameError, match="foreign"):

@@ -12,8 +12,8 @@ from flwr.serverapp import Grid
 
 from flower_blsgd.engines.mailbox import Mailbox
 from flower_blsgd.engines.stream.grid import Membership
+from flower_blsgd.engines.stream.request import STREAM_MESSAGE, StreamRequest, StreamResult
 from flower_blsgd.engines.stream.server import Link, StreamServer
-from flower_blsgd.engines.stream.session import SESSION_MESSAGE, SessionRequest, SessionResult
 from flower_blsgd.flower.internals import CRASHED, RAISED, give_message_id
 
 from ...log_capture import captured_log
@@ -61,7 +61,7 @@ class Network:
         assert {answer.metadata.reply_to_message_id for answer in found} <= set(message_ids)
         return found
 
-    def answer(self, node_id: int, answer: SessionResult | Error) -> None:
+    def answer(self, node_id: int, answer: StreamResult | Error) -> None:
         """End a node's session with this answer."""
         message = self.requests.pop(node_id)
         is_error = isinstance(answer, Error)
@@ -82,29 +82,29 @@ def test_every_new_node_gets_one_request_with_a_token_of_its_own(network: Networ
     assert network.poll(7, 8) == []
     assert network.poll(7, 8, 9) == [9]
     assert network.members.take_answers() == 3
-    requests = {n: SessionRequest.from_message(m) for n, m in network.requests.items()}
+    requests = {n: StreamRequest.from_message(m) for n, m in network.requests.items()}
     assert len({request.token for request in requests.values()}) == 3
     for node_id, request in requests.items():
         assert request.token == network.server.links[node_id].token
         assert request.addresses == ["10.0.0.5:9100"]
         assert request.certificate == network.server.certificate
         metadata = network.requests[node_id].metadata
-        assert metadata.message_type == SESSION_MESSAGE
+        assert metadata.message_type == STREAM_MESSAGE
         assert metadata.ttl >= 7 * 86_400, "a long run"
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        SessionResult(True, "its connection broke (unavailable)"),
-        SessionResult(True),
+        StreamResult(True, "its connection broke (unavailable)"),
+        StreamResult(True),
         Error(CRASHED, "ClientApp stopped responding."),
         Error(RAISED),
     ],
     ids=str,
 )
 def test_session_that_ended_is_opened_again_but_not_for_ever(
-    network: Network, answer: SessionResult | Error
+    network: Network, answer: StreamResult | Error
 ) -> None:
     times, tokens = 0, set()
     with captured_log() as log:
@@ -137,7 +137,7 @@ def test_sessions_that_lasted_do_not_count(
         assert network.poll(7) == [7]
         network.connect(7)
         now += 3600.0
-        network.answer(7, SessionResult(True, "its connection broke (unavailable)"))
+        network.answer(7, StreamResult(True, "its connection broke (unavailable)"))
 
 
 def test_supernode_that_starts_again_with_its_id_gets_a_new_session(network: Network) -> None:
@@ -171,7 +171,7 @@ def test_supernode_that_starts_again_is_asked_for_a_stream_and_owes_nothing(
 ) -> None:
     network.poll(7, 8)
     for node_id in (7, 8):
-        network.answer(node_id, SessionResult(False, "no way to 10.0.0.5:9100"))
+        network.answer(node_id, StreamResult(False, "no way to 10.0.0.5:9100"))
     assert network.members.transports == {7: "messages", 8: "messages"}
     mailbox = network.server.mailbox
     for message_id in ("a", "b"):

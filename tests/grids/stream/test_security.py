@@ -26,7 +26,7 @@ from flower_blsgd.engines.stream.security import (
     SERVER_NAME,
     SERVER_OPTIONS,
     SERVICE,
-    SESSION_ENDED,
+    STREAM_ENDED,
     TOKEN_KEY,
     WELCOME_KEY,
     new_certificate,
@@ -106,7 +106,7 @@ class Server:
     def __init__(self) -> None:
         self.mailbox = Mailbox()
         self.stream = StreamServer("127.0.0.1:0", self.mailbox)
-        self.open_session = self.stream.open_session
+        self.open_link = self.stream.open_link
         self.broadcasts: dict[str, Broadcast] = {}
 
     def call(self, link: Link) -> Caller:
@@ -166,7 +166,7 @@ def test_certificate_and_tokens_are_of_one_run_alone(server: Server) -> None:
     assert one.not_valid_before_utc < now - datetime.timedelta(hours=12)
     assert one.not_valid_after_utc > now + datetime.timedelta(days=90)
     assert b"PRIVATE" not in new_certificate()[0]
-    tokens = {server.open_session(node_id).token for node_id in range(100)}
+    tokens = {server.open_link(node_id).token for node_id in range(100)}
     assert (len(tokens), {len(token) for token in tokens}) == (100, {32})
 
 
@@ -221,8 +221,8 @@ def test_port_that_is_taken_is_refused_in_one_line(server: Server) -> None:
 def test_callers_without_the_token_are_refused_and_logged_and_get_nothing(
     server: Server, log: CapturedLog
 ) -> None:
-    seven, replaced = server.open_session(7), server.open_session(8)
-    server.open_session(8)
+    seven, replaced = server.open_link(7), server.open_link(8)
+    server.open_link(8)
     waiting = [server.send(link) for link in server.stream.links.values()]
     callers: dict[str, list[tuple[str, str | bytes]]] = {
         "no metadata": [],
@@ -304,7 +304,7 @@ def test_idle_strangers_are_disconnected(
 
 
 def test_plain_text_gets_nothing(server: Server) -> None:
-    link = server.open_session(7)
+    link = server.open_link(7)
     with Caller(server.stream, proof(7, link.token), plain=True) as caller:
         assert caller.refusal() is grpc.StatusCode.UNAVAILABLE
     assert not link.was_connected
@@ -314,7 +314,7 @@ def test_plain_text_gets_nothing(server: Server) -> None:
 
 
 def test_node_with_its_token_gets_messages_and_replies(server: Server) -> None:
-    link = server.open_session(7)
+    link = server.open_link(7)
     with server.connect(link) as caller:
         assert link.connected
         message = server.send(link)
@@ -329,9 +329,9 @@ def test_node_with_its_token_gets_messages_and_replies(server: Server) -> None:
 
 
 def test_new_session_ends_the_connection_of_the_one_before(server: Server) -> None:
-    old = server.open_session(7)
+    old = server.open_link(7)
     with server.connect(old) as caller:
-        new = server.open_session(7)
+        new = server.open_link(7)
         assert caller.all_that_comes()[0] == []
         with server.call(old) as again:
             assert again.refusal() is grpc.StatusCode.UNAUTHENTICATED
@@ -341,16 +341,16 @@ def test_new_session_ends_the_connection_of_the_one_before(server: Server) -> No
 
 def test_node_that_connects_when_all_is_over_is_told_so(server: Server) -> None:
     """Else it would wait for a server that is gone, and its device with it."""
-    closed, ended = server.open_session(7), server.open_session(8)
+    closed, ended = server.open_link(7), server.open_link(8)
     closed.close("its session ended")
     server.stream.end()
     for link in (closed, ended):
         with server.call(link) as caller:
-            assert caller.all_that_comes()[1] is SESSION_ENDED
+            assert caller.all_that_comes()[1] is STREAM_ENDED
 
 
 def test_second_connection_with_the_same_token_replaces_the_first(server: Server) -> None:
-    link = server.open_session(7)
+    link = server.open_link(7)
     with server.connect(link) as first, server.connect(link) as second:
         assert first.all_that_comes()[0] == []
         message = server.send(link)
@@ -363,7 +363,7 @@ def test_second_connection_with_the_same_token_replaces_the_first(server: Server
 def test_call_that_is_cancelled_while_it_is_attached_is_a_lost_connection(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = server.open_session(7)
+    link = server.open_link(7)
     attach, begun = link.attach, threading.Event()
     # Attached when the server knows that the call is over: then something is in the queue.
     monkeypatch.setattr(link, "attach", lambda *a: (begun.set(), a[0].get(), attach(*a)))
@@ -377,7 +377,7 @@ def test_node_that_sends_and_never_reads_is_cut_off(
 ) -> None:
     """Each frame makes one that waits for it."""
     monkeypatch.setattr(server_module, "_MOST_UNREAD", 10)
-    link, outgoing = server.open_session(7), queue.SimpleQueue[Any]()
+    link, outgoing = server.open_link(7), queue.SimpleQueue[Any]()
     ((reply, elements),) = read_frames(reply_to(order()))
     for _ in range(11):
         link._receive(outgoing, reply, elements)
@@ -389,7 +389,7 @@ def test_garbage_closes_the_connection_of_its_node_and_fails_its_messages_alone(
     server: Server, log: CapturedLog
 ) -> None:
     """The node may come back, and nobody waits for ever."""
-    bad, good = server.open_session(7), server.open_session(8)
+    bad, good = server.open_link(7), server.open_link(8)
     with server.connect(bad) as caller, server.connect(good) as other:
         unanswered, message = server.send(bad), server.send(good)
         caller.next_message()
@@ -409,7 +409,7 @@ def test_garbage_closes_the_connection_of_its_node_and_fails_its_messages_alone(
 
 
 def test_reply_to_another_nodes_message_is_dropped(server: Server) -> None:
-    bad, good = server.open_session(7), server.open_session(8)
+    bad, good = server.open_link(7), server.open_link(8)
     with server.connect(bad) as caller, server.connect(good):
         message, own = server.send(good), server.send(bad)
         caller.say(*reply_to(message), *reply_to(own))

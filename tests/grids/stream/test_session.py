@@ -23,12 +23,12 @@ from flower_blsgd import serve_sessions
 from flower_blsgd.engines.mailbox import Mailbox
 from flower_blsgd.engines.stream import client
 from flower_blsgd.engines.stream.grid import StreamGrid
-from flower_blsgd.engines.stream.server import StreamServer
-from flower_blsgd.engines.stream.session import (
-    SESSION_MESSAGE,
-    SessionRequest,
-    at_session_end,
+from flower_blsgd.engines.stream.request import (
+    STREAM_MESSAGE,
+    StreamRequest,
+    at_stream_end,
 )
+from flower_blsgd.engines.stream.server import StreamServer
 from flower_blsgd.flower import app_call
 from flower_blsgd.flower.app_call import set_main_program
 
@@ -143,9 +143,9 @@ def test_callbacks_of_the_session_are_called_at_its_end_last_first() -> None:
     ended: list[str] = []
 
     def handle(*_: object) -> RecordDict:
-        at_session_end(lambda: ended.append("first"))
-        at_session_end(lambda: 1 / 0)
-        at_session_end(lambda: ended.append("last"))
+        at_stream_end(lambda: ended.append("first"))
+        at_stream_end(lambda: 1 / 0)
+        at_stream_end(lambda: ended.append("last"))
         return answer()
 
     with streaming(made_app(handle)) as grid:
@@ -262,14 +262,12 @@ def test_node_leaves_a_server_that_is_gone_for_good(
 
 # --- how a session is opened and answered -------------------------------------------------------
 
-REQUEST = SessionRequest(
-    ["10.0.0.5:9100", "127.0.0.1:9100"], b"-----PEM", b"\0\xfftoken", "float16"
-)
+REQUEST = StreamRequest(["10.0.0.5:9100", "127.0.0.1:9100"], b"-----PEM", b"\0\xfftoken", "float16")
 
 
 def over_flower(content: RecordDict) -> Message:
     """Return a message to a node, as it comes out of Flower's own wire format."""
-    return message_from_proto(message_to_proto(Message(content, 7, SESSION_MESSAGE)))
+    return message_from_proto(message_to_proto(Message(content, 7, STREAM_MESSAGE)))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +290,7 @@ def test_request_that_lacks_something_or_lies_is_answered_with_the_way_out(
         else:
             content["session"][name] = value
     context = Context(1, 7, {}, RecordDict(), {})
-    answered = client.serve_session(made_app(echo), over_flower(content), context)
+    answered = client.serve_stream(made_app(echo), over_flower(content), context)
     record = answered.content["session"]
     assert record["connected"] is False
     way_out = "install the same flower-blsgd" if "version" in lie else "cannot be read"

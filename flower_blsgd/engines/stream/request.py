@@ -1,4 +1,4 @@
-"""Messages that open and end a session, and callbacks at its end."""
+"""Messages that open and end a stream, and callbacks at its end."""
 
 import contextlib
 import threading
@@ -8,8 +8,8 @@ from typing import cast
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-SESSION_MESSAGE = "train.session"
-"""The type of the Flower message that opens a session."""
+STREAM_MESSAGE = "train.session"
+"""The type of the Flower message that opens a stream."""
 
 _RECORD = "session"
 _VERSION = 2
@@ -17,7 +17,7 @@ _LONGEST_REASON = 1000  # characters
 
 
 @dataclass(frozen=True)
-class SessionRequest:
+class StreamRequest:
     """Content of the Flower message that asks a node to connect.
 
     `addresses` are possible addresses of the server, ``HOST:PORT``; the node may reach only some of
@@ -35,7 +35,7 @@ class SessionRequest:
         return RecordDict({_RECORD: ConfigRecord({"version": _VERSION, **asdict(self)})})
 
     @classmethod
-    def from_message(cls, message: Message) -> "SessionRequest":
+    def from_message(cls, message: Message) -> "StreamRequest":
         """Read the message.
 
         ValueError if the content is invalid or of another version of this library.
@@ -60,8 +60,8 @@ class SessionRequest:
 
 
 @dataclass(frozen=True)
-class SessionResult:
-    """Content of the node's answer when a session has ended.
+class StreamResult:
+    """Content of the node's answer when a stream has ended.
 
     `connected` is whether there ever was a connection. `reason` is empty if the server ended it.
     """
@@ -74,7 +74,7 @@ class SessionResult:
         return Message(RecordDict({_RECORD: ConfigRecord(asdict(self))}), reply_to=message)
 
     @classmethod
-    def from_reply(cls, reply: Message) -> "SessionResult":
+    def from_reply(cls, reply: Message) -> "StreamResult":
         """Read the answer; an invalid one counts as never connected."""
         record = reply.content.config_records.get(_RECORD, ConfigRecord())
         reason = " ".join(str(record.get("reason", "no answer"))[:_LONGEST_REASON].split())
@@ -87,23 +87,23 @@ _callbacks: list[Callable[[], object]] = []
 _serving = threading.Event()
 
 
-def in_session() -> bool:
-    """Return whether this process serves a session, and so lives on between messages."""
+def has_stream() -> bool:
+    """Return whether this process serves a stream, and so lives on between messages."""
     return _serving.is_set()
 
 
-def at_session_end(callback: Callable[[], object]) -> None:
-    """Register a callback for the end of the session that this process serves.
+def at_stream_end(callback: Callable[[], object]) -> None:
+    """Register a callback for the end of the stream that this process serves.
 
-    It is meant for a ClientApp that holds resources for the whole session, such as processes. Each
+    It is meant for a ClientApp that holds resources for the whole stream, such as processes. Each
     callback is called once, the last registered first. Exceptions are ignored.
     """
     _callbacks.append(callback)
 
 
 @contextlib.contextmanager
-def session() -> Iterator[None]:
-    """Mark this process as serving a session, and then call the callbacks of `at_session_end`."""
+def serving_stream() -> Iterator[None]:
+    """Mark this process as serving a stream, and then call the callbacks of `at_stream_end`."""
     _serving.set()
     try:
         yield
