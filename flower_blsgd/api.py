@@ -21,6 +21,7 @@ from .devices.machine import this_machine
 from .devices.worker_spec import cores_note
 from .errors import UsageError
 from .results.folder import MODEL, read_config
+from .results.metric import Metric
 from .results.progress import OnEpochEnd, OnRoundEnd, ProgressView
 from .run import make_local_grid, train_on
 from .settings import Settings
@@ -306,7 +307,7 @@ def evaluate_run(
     use_precision(config.precision, device)
     report = task.evaluate(model, device, 0, task.num_test, **config.evaluation_settings)
     figure, name = task.figure(report), task.metric_name
-    accuracy = figure if name == "accuracy" else None
+    accuracy = Metric(name).columns(figure)["accuracy"]
     return Evaluation(accuracy, figure, report.loss, name, task.num_test, device)
 
 

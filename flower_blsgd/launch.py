@@ -34,6 +34,7 @@ from .protocol import (
 )
 from .protocol.records import records_of
 from .results.folder import RunFolder
+from .results.metric import Metric
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .run import Workload, train_on
@@ -224,8 +225,7 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
         evaluation_batch_size=1,
         evaluate_slice=by_another,
         to_metrics=functools.partial(_metrics, metric_name=info.metric_name),
-        metric_name=info.metric_name or "accuracy",
-        metric_mode=info.metric_mode or "max",
+        metric=Metric(info.metric_name or "accuracy", info.metric_mode or "max"),
         assets={},
     )
     return work, config

@@ -28,6 +28,7 @@ from .protocol import TRACE_FOLDER, EvaluateReport, WorkerProfile, state_copies
 from .released import ReleasedLocalSGD, released_sampler
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
+from .results.metric import Metric, split_of
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder, own_warnings
 from .resume import ResumedRun, open_run_to_resume
@@ -104,7 +105,7 @@ def _train(
     if not workers or config.is_script:
         _refuse_without_local_grid(config, strategy)
     view = view or ProgressView(Budget.of_run(config))
-    recorder = RunRecorder(config, strategy, view, began, work.metric_name, work.metric_mode)
+    recorder = RunRecorder(config, strategy, view, began, work.metric)
     if resumed:
         arrays, last_round = resumed.restore(strategy, recorder, arrays)
     evaluate, async_evaluation = _evaluation(grid, config, work, strategy, recorder)
@@ -184,8 +185,7 @@ class Workload:
     evaluation_batch_size: int
     evaluate_slice: Callable[[ArrayRecord, int, int], EvaluateReport]
     to_metrics: Callable[[EvaluateReport], MetricRecord]
-    metric_name: str
-    metric_mode: str
+    metric: Metric
     assets: Mapping[str, Path]
 
 
@@ -236,8 +236,7 @@ def _workload_of_task(
         evaluation_batch_size=task.evaluation_batch_size or config.evaluation_batch_size,
         evaluate_slice=evaluate_slice,
         to_metrics=task.metrics,
-        metric_name=task.metric_name,
-        metric_mode=task.metric_mode,
+        metric=Metric(task.metric_name, task.metric_mode, split_of(config.validation_share)),
         assets=task.assets,
     )
     return work, config

@@ -259,12 +259,12 @@ def add_evaluate(command: argparse.ArgumentParser) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from ..api import evaluate_run
-    from ..results.folder import shown_metric
+    from ..results.metric import Metric
 
     find_modules_here()
     result = evaluate_run(options.run, data=options.data, device=options.device)
     print(
-        f"test {shown_metric(result.metric_name, result.metric)}, loss {result.loss:.4f} on "
+        f"test {Metric(result.metric_name).named(result.metric)}, loss {result.loss:.4f} on "
         f"{result.num_examples:,} samples ({options.run}, computed on {result.device})"
     )
 

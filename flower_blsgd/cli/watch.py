@@ -18,7 +18,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..files import lost_output
-from ..results.folder import shown_metric, shown_value
 from ..results.live import Curve, LiveRun, LiveWorker
 from ..results.summary import blsgd_command, failures_text, final_line
 from ..results.tables import counted, seconds_text
@@ -102,10 +101,9 @@ def _progress(run: LiveRun) -> RenderableType:
 
 
 def _curve_title(run: LiveRun, curve: Curve) -> str:
-    on = "validation " if run.config.validation_share and curve.over == "epoch" else ""
-    text = f"{on}{shown_metric(curve.name, curve.values[-1])}"
+    text = curve.metric.measured(curve.values[-1])
     if curve.over == "epoch":
-        best = shown_value(curve.name, curve.values[curve.best])
+        best = curve.metric.shown(curve.values[curve.best])
         text += f", best {best} in epoch {curve.positions[curve.best]}"
         if math.isfinite(run.train_loss):
             text += f"; train loss {run.train_loss:.4g}"
@@ -126,7 +124,7 @@ def curve_lines(curve: Curve, width: int) -> list[str]:
 
     If there are more values than columns, a column is the mean of several.
     """
-    ends = [shown_value(curve.name, end(curve.values)) for end in (max, min)]
+    ends = [curve.metric.shown(end(curve.values)) for end in (max, min)]
     margin = max(map(len, ends)) + 1
     columns = curve_columns(curve.values, width - margin - 1, _CURVE_HEIGHT)
     labels = [ends[0], *[""] * (_CURVE_HEIGHT - 2), ends[1]]

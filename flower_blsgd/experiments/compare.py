@@ -18,8 +18,8 @@ from ..devices.worker_spec import WorkerSpec, parse_workers, workers_text
 from ..errors import UsageError, nearest
 from ..files import locked, write_text
 from ..results.folder import RunFolder, read_settings, refused
+from ..results.metric import value_in
 from ..results.progress import ProgressView
-from ..results.summary import final_metric
 from ..run import check_workers, load_own_task, make_local_grid, train_on
 from ..strategy.budget import Budget
 from .calibration import measure_speeds, without_speeds
@@ -253,8 +253,8 @@ def train_all(
             reason = f"its results could not be written to {out}"
             log(f"{head}failed: {reason}")
             return f"{arm}, seed {seed} failed: {reason}"
-        final = final_metric(run)
-        reached = final and ", " + f"{metric_of(run).split} {final}".removeprefix("test ")
+        final = metric_of(run).measured(value_in(run))
+        reached = final and f", {final}"
         log(f"{head}{state}{reached} after {run['training_seconds']:.1f} s of training")
         return run
 

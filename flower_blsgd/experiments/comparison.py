@@ -14,13 +14,11 @@ from typing import Any
 from scipy import stats
 
 from ..errors import UsageError
+from ..results.metric import ACCURACY, Metric, value_in
 
 _CONFIDENCE = 0.95
 _ROUNDING = 1e-9
 """Share of a value, or of its last decimal place, that is rounding."""
-
-_WIDEST = 8
-"""Most characters of a figure with all its decimal places; a longer one has an exponent."""
 
 VARIED = ("algorithm", "seed", "out", "name")
 """Settings that differ between the runs of one comparison, or do not change what is trained."""
@@ -63,13 +61,13 @@ def read_run(folder: Path) -> Run | None:
         if missing := _NEEDED - summary.keys():
             raise ValueError(f"summary.json has no {', '.join(sorted(missing))}")
         settings = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8-sig"))
-        name, scale = ("accuracy", 100) if summary["metric_name"] == "accuracy" else ("metric", 1)
+        scale = Metric.of(summary).scale
         with (folder / "epochs.csv").open(newline="") as lines:
             rows = [
-                {**{k: _number(row[k]) for k in _NUMBERS}, "value": _number(row[name], scale)}
+                {**{k: _number(row[k]) for k in _NUMBERS}, "value": _number(value_in(row), scale)}
                 for row in csv.DictReader(lines)
             ]
-        final, best = (_number(summary[key], scale) for key in (name, f"best_{name}"))
+        final, best = (_number(value_in(summary, prefix), scale) for prefix in ("", "best_"))
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise UsageError(f"the run in {folder} cannot be read: {reason}") from None
@@ -83,48 +81,9 @@ def _number(value: Any, scale: float = 1) -> float | None:
     return None if value in (None, "") else scale * float(value)
 
 
-@dataclass(frozen=True)
-class Metric:
-    """The figure that runs are compared by; values of an accuracy are in percent.
-
-    `mode` is "max" or "min": whether a larger or a smaller value is better. `split` is the data
-    that it was measured on, "test" or "validation". `decimals` are the decimal places that are
-    shown: 2 of percentages, else as many as 4 digits of the median final value have; negative from
-    10,000 on.
-    """
-
-    name: str = "accuracy"
-    mode: str = "max"
-    split: str = "test"
-    decimals: int = 2
-
-    @property
-    def is_accuracy(self) -> bool:
-        """Whether the values are in percent."""
-        return self.name == "accuracy"
-
-    @property
-    def sign(self) -> int:
-        """1 if a larger value is better, -1 if a smaller one is."""
-        return -1 if self.mode == "min" else 1
-
-    @property
-    def label(self) -> str:
-        """``"accuracy (%)"``, ``"rmse (lower is better)"``, or the same after ``validation``."""
-        unit = "%" if self.is_accuracy else f"{'lower' if self.sign < 0 else 'higher'} is better"
-        return f"{self.split} {self.name} ({unit})".removeprefix("test ")
-
-    def text(self, value: float, spread: float | None = None, sign: str = "-") -> str:
-        """Return ``"98.33 ± 0.28"``; with `sign` "+" positive values have one too."""
-        text = f"{value:{sign}z.{max(0, self.decimals)}f}"
-        text = f"{value:{sign}.3g}" if len(text) > _WIDEST else text
-        return text if spread is None else f"{text} ± {self.text(spread)}"
-
-
 def metric_of(run: Run) -> Metric:
     """Return the metric that a run was measured by."""
-    split = "validation" if run["settings"].get("validation-share") else "test"
-    return Metric(run["metric_name"], run["metric_mode"], split)
+    return Metric.of(run, run["settings"].get("validation-share", 0))
 
 
 @dataclass(frozen=True)
@@ -139,7 +98,7 @@ class Difference:
     mean: float
     pairs: int
     half_width: float | None
-    metric: Metric = Metric()
+    metric: Metric = ACCURACY
 
     @property
     def shown(self) -> bool:
@@ -209,7 +168,7 @@ class Comparison:
     target_given: bool
     algorithms: tuple[AlgorithmFigures, ...]
     failed: tuple[str, ...] = ()
-    metric: Metric = Metric()
+    metric: Metric = ACCURACY
 
     @property
     def runs(self) -> list[Run]:
@@ -268,7 +227,7 @@ def reached_at(run: Run, target: float) -> Mapping[str, Any] | None:
     return next((row for row in evaluated if sign * (row["value"] - target) >= -slack), None)
 
 
-def paired_difference(differences: Sequence[float], metric: Metric = Metric()) -> Difference | None:
+def paired_difference(differences: Sequence[float], metric: Metric = ACCURACY) -> Difference | None:
     """Return mean and Student's confidence interval of paired differences; None without a pair.
 
     Examples

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ..results import plots
-from .comparison import Comparison, Metric, Run
+from ..results.metric import Metric
+from .comparison import Comparison, Run
 from .comparison_report import headline, value_text
 
 _LOG_FROM_RATIO = 10

@@ -10,9 +10,10 @@ from rich.text import Text
 from ..config import RunConfig
 from ..files import write_text, written_whole
 from ..results.folder import refused
+from ..results.metric import Metric
 from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
 from ..strategy.budget import Budget
-from .comparison import VARIED, AlgorithmFigures, Comparison, Metric, Run, known_mean, reached_at
+from .comparison import VARIED, AlgorithmFigures, Comparison, Run, known_mean, reached_at
 
 _HOW_TO_READ = {
     "difference": "difference to the reference, seed by seed, ± half of the 95 % confidence "

@@ -17,11 +17,12 @@ from typing import Any
 from ..errors import UsageError, first_line
 from ..files import write_text
 from ..results.folder import read_config, refused
+from ..results.metric import ACCURACY, Metric, value_in
 from ..results.metrics import metrics_of
-from ..results.summary import final_metric, last_lines, versions
+from ..results.summary import last_lines, versions
 from ..results.tables import UNKNOWN, Table
 from . import comparison_report as words
-from .comparison import Comparison, Metric, Run, compare_runs, metric_of, read_run, run_folder
+from .comparison import Comparison, Run, compare_runs, metric_of, read_run, run_folder
 from .comparison_plot import draw_comparison
 
 _PAGES = {
@@ -46,7 +47,7 @@ class Page:
     lead: str
     warnings: list[str]
     sections: list[str]
-    metric: Metric = Metric()
+    metric: Metric = ACCURACY
 
 
 def write_report(folder: Path, out: Path) -> str:
@@ -94,7 +95,8 @@ def page_of_run(folder: Path) -> Page:
     warnings = [line for line in lines if line.startswith("failures: ")]
     if missing := run["rounds"] - len(metrics.records):
         warnings.append(f"{missing} of {run['rounds']} rounds are missing in rounds.jsonl")
-    metric, final = metric_of(run), final_metric(run)
+    metric = metric_of(run)
+    final = metric.named(value_in(run))
     reached = final and f"{metric.split} {final} "
     title = f"{label} on {run['task']}: {reached}after {run['training_seconds']:.1f} s of training"
     workers = [[_text(worker.get(key)) for key in _WORKER] for worker in run["workers"]]

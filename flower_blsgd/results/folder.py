@@ -25,6 +25,7 @@ from ..fields import from_json
 from ..files import append, locked, temporary_path, write_text, written_whole
 from ..flower.array_records import tensors_of
 from ..strategy.round_metrics import RoundRecord
+from .metric import ACCURACY
 from .tables import csv_of
 
 RUNS = "runs"
@@ -75,16 +76,6 @@ class EpochRow:
         return self.result_rounds - self.rounds, self.result_seconds - self.wall_seconds
 
 
-def shown_metric(name: str, value: float | None) -> str:
-    """Return ``"accuracy 98.33%"`` or ``"rmse 1.234"``; empty without a value."""
-    return "" if value is None else f"{name} {shown_value(name, value)}"
-
-
-def shown_value(name: str, value: float) -> str:
-    """Return ``"98.33%"`` for an accuracy, or ``"1.234"``."""
-    return f"{value:.2%}" if name == "accuracy" else f"{value:.4g}"
-
-
 def shown_late(late: tuple[float, float]) -> str:
     """Return ``"3 rounds and 0.52 s"``."""
     return f"{late[0]:.3g} round{'' if late[0] == 1 else 's'} and {late[1]:.2g} s"
@@ -105,12 +96,12 @@ def scalars(record: Any) -> dict[str, float]:
 class RunFolder:
     """Writer of the results of a run to its folder, as they arrive; `new` makes the folder.
 
-    `metric` is the name and the mode of the task's metric, the last columns of ``epochs.csv``.
+    The description of `metric` is in the last columns of ``epochs.csv``.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metric = "accuracy", "max"
+        self.metric = ACCURACY
 
     @classmethod
     def new(cls, out: str, name: str) -> "RunFolder":
@@ -159,9 +150,10 @@ class RunFolder:
         write_text(self.path / "epochs.csv", self._csv(rows, header=True))
 
     def _csv(self, rows: Sequence[EpochRow], header: bool) -> str:
-        metric = dict(zip(("metric_name", "metric_mode"), self.metric, strict=True))
         columns = [dataclasses.asdict(row) for row in rows]
-        return csv_of([plain(row | row.pop("sampling") | metric) for row in columns], header)
+        return csv_of(
+            [plain(row | row.pop("sampling") | self.metric.description) for row in columns], header
+        )
 
     def rounds_until(self, last_round: int) -> list[RoundRecord]:
         """Return the rounds up to one, without incomplete lines, which a kill may leave."""

@@ -23,6 +23,7 @@ from ..fields import from_json
 from ..strategy.budget import NO_LIMIT, Budget
 from ..strategy.round_metrics import RoundRecord
 from .folder import read_config
+from .metric import Metric, value_in
 
 RECENT_SECONDS = 10.0
 """Shares and speeds are those of the last rounds, which together took this time."""
@@ -92,12 +93,10 @@ class LiveWorker:
 class Curve:
     """Finite values of a figure over epochs or rounds.
 
-    `mode` is "max" or "min": which values are better. `over` is "epoch" or "round": what
-    `positions` count, where each value was measured.
+    `over` is "epoch" or "round": what `positions` count, where each value was measured.
     """
 
-    name: str
-    mode: str
+    metric: Metric
     over: str
     positions: Sequence[int]
     values: Sequence[float]
@@ -105,7 +104,7 @@ class Curve:
     @property
     def best(self) -> int:
         """Index of the first best value."""
-        return self.values.index((max if self.mode == "max" else min)(self.values))
+        return self.values.index((max if self.metric.sign > 0 else min)(self.values))
 
 
 class LiveRun:
@@ -113,8 +112,8 @@ class LiveRun:
 
     UsageError if the folder is not that of a run. `last` is the last round, None before the first
     one. `rounds` are the last rounds, of about `RECENT_SECONDS`; together they took
-    `recent_seconds`. `epochs` has the numbers in the lines of ``epochs.csv``. `metric` is the name
-    of the task's metric, and its mode: "max" or "min". `failures` counts the failures of each
+    `recent_seconds`. `epochs` has the numbers in the lines of ``epochs.csv``. `metric` is
+    that of the task. `failures` counts the failures of each
     worker by label, then by kind. `last_failure` is the round and the reason of the last one, empty
     without one. `summary` is the content of ``summary.json``, None while the run goes on.
     """
@@ -144,7 +143,7 @@ class LiveRun:
 
     def _forget_epochs(self) -> None:
         self.epochs: list[dict[str, float]] = []
-        self.metric = "metric", "max"
+        self.metric = Metric("metric")
         self._columns: list[str] = []
 
     def update(self) -> None:
@@ -168,8 +167,9 @@ class LiveRun:
                 continue
             with suppress(ValueError):
                 row = dict(zip(self._columns, cells, strict=True))
-                metric = row.pop("metric_name", "metric"), row.pop("metric_mode", "max")
-                self.epochs.append({name: float(cell) for name, cell in row.items() if cell})
+                metric = Metric.of(row, self.config.validation_share)
+                numbers = {k: float(v) for k, v in row.items() if v and k not in metric.description}
+                self.epochs.append(numbers)
                 self.metric = metric
 
     def close(self) -> None:
@@ -289,17 +289,18 @@ class LiveRun:
     def curve(self) -> Curve | None:
         """The metric over epochs, or until two of them are evaluated the loss over rounds."""
         known = [
-            (int(row["epoch"]), row.get("accuracy", row.get("metric", 0.0)))
+            (int(row["epoch"]), value)
             for row in self.epochs
-            if row.keys() & {"accuracy", "metric"}
+            if (value := value_in(row)) is not None
         ]
         if len(known) >= 2:
-            return Curve(*self.metric, "epoch", *zip(*known, strict=True))
+            return Curve(self.metric, "epoch", *zip(*known, strict=True))
         each = -(-len(self._losses) // _MOST_LOSSES)
         parts = ((i, self._losses[i : i + each]) for i in range(0, len(self._losses), each or 1))
         losses = [(i + len(part), sum(part) / len(part)) for i, part in parts]
         losses = [(i, loss) for i, loss in losses if math.isfinite(loss)]
-        return Curve("train loss", "min", "round", *zip(*losses, strict=True)) if losses else None
+        loss = Metric("train loss", "min")
+        return Curve(loss, "round", *zip(*losses, strict=True)) if losses else None
 
     @property
     def train_loss(self) -> float:

@@ -20,6 +20,7 @@ from matplotlib.ticker import LogFormatter, MaxNLocator
 from ..algorithm.local_steps import Clock
 from ..strategy.round_metrics import RoundRecord, WorkerRound
 from .folder import EpochRow
+from .metric import ACCURACY, Metric
 
 # Okabe and Ito's colours are distinct with any kind of colour vision.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -57,29 +58,26 @@ def draw_learning_curve(
     title: str,
     path: Path,
     clock: Clock = "wall",
-    split: str = "test",
-    metric_name: str = "accuracy",
-    metric_mode: str = "max",
+    metric: Metric = ACCURACY,
 ) -> None:
     """Draw accuracy, or another metric, over epochs and over seconds of training.
 
     With the clock "device" these are seconds on simulated devices, if all are known.
     """
-    is_accuracy = metric_name == "accuracy"
     values = [row.value for row in rows]
     known = [v is not None and math.isfinite(v) for v in values]
     rows, values = list(compress(rows, known)), list(compress(values, known))
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     figure.suptitle(title)
     if not rows:
-        save_text_instead(figure, f"no {split} {metric_name} was measured", path)
+        save_text_instead(figure, f"no {metric.split} {metric.name} was measured", path)
         return
     seconds, unit = [row.training_seconds for row in rows], "training time (s)"
     simulated = [row.device_seconds for row in rows if row.device_seconds is not None]
     if clock == "device" and len(simulated) == len(rows):
         seconds, unit = simulated, "training time on simulated devices (s, computed)"
-    shown = [(100 if is_accuracy else 1) * (value or 0.0) for value in values]
-    best = min(shown) if metric_mode == "min" else max(shown)
+    shown = [metric.scale * (value or 0.0) for value in values]
+    best = min(shown) if metric.sign < 0 else max(shown)
     best_at = shown.index(best)
     left, right = figure.subplots(1, 2, sharey=True)
     panels: list[tuple[Axes, str, Sequence[float], str]] = [
@@ -90,9 +88,9 @@ def draw_learning_curve(
         axes.plot(along, shown, ".-", color=GREEN)
         axes.set_xlim(left=0)
         axes.plot(along[best_at], best, "o", color=DARK, fillstyle="none", markersize=9)
-        shown_best = f"{best:.1f} %" if is_accuracy else f"{best:.4g}"
+        shown_best = f"{best:.1f} %" if metric.is_accuracy else f"{best:.4g}"
         style_panel(axes, f"best {shown_best} {when} (circle)", label, grid=True)
-    left.set_ylabel(f"{split} accuracy (%)" if is_accuracy else f"{split} {metric_name}")
+    left.set_ylabel(f"{metric.split} {metric.name}{' (%)' * metric.is_accuracy}")
     save(figure, path)
 
 

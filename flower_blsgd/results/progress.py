@@ -13,7 +13,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..strategy.budget import NO_LIMIT, Budget
 from ..strategy.round_metrics import RoundRecord
-from .folder import EpochRow, shown_late, shown_metric
+from .folder import EpochRow, shown_late
+from .metric import ACCURACY
 from .metrics import RunMetrics
 
 OnRoundEnd = Callable[[RoundRecord], object]
@@ -46,7 +47,7 @@ class ProgressView:
         on_epoch_end: OnEpochEnd | None = None,
         on_folder: Callable[[Path], object] | None = None,
     ) -> None:
-        self.measured_on, self.metric_name = "", "accuracy"
+        self.metric = ACCURACY
         self.log: Callable[[str], object] = lambda line: None
         self._budget, self._lines = budget, lines
         self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
@@ -123,8 +124,8 @@ class ProgressView:
     def epoch(self, row: EpochRow) -> None:
         """Print the line of a finished epoch, or of a result that arrived later."""
         width = len(self._of_epochs) - 1 if self._of_epochs else 3
-        shown = shown_metric(self.metric_name, row.value)
-        accuracy = [f"{self.measured_on}{shown}"] if shown else []
+        shown = self.metric.measured(row.value)
+        accuracy = [shown] if shown else []
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"
         if row.late:
             self.say("  ".join([number, *accuracy, f"(arrived {shown_late(row.late)} later)"]))

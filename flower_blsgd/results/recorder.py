@@ -30,6 +30,7 @@ from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
 from .events import EventWriter
 from .folder import EpochRow, RunFolder, plain, shown_late
+from .metric import ACCURACY, Metric
 from .metrics import Figures, RunMetrics, measured_figures
 from .progress import ProgressView
 from .stopping import Best, EarlyStopping
@@ -87,8 +88,7 @@ class RunRecorder:
         strategy: BiasedLocalSGD,
         view: ProgressView,
         began_at: float,
-        metric_name: str = "accuracy",
-        metric_mode: str = "max",
+        metric: Metric = ACCURACY,
     ) -> None:
         self.config = config
         self.budget = Budget.of_run(config)
@@ -107,9 +107,8 @@ class RunRecorder:
         self._metrics = RunMetrics(config.clock)
         self._rows: list[EpochRow] = []
         self.arrays: ArrayRecord | None = None
-        self._stopping = EarlyStopping(config, metric_name, metric_mode)
-        self._metric_name, view.metric_name = metric_name, metric_name
-        self._metric_mode = metric_mode
+        self._stopping = EarlyStopping(config, metric)
+        self._metric = view.metric = metric
         self._said: set[str] = set()
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
@@ -145,8 +144,6 @@ class RunRecorder:
             f") on {self.config.task}: {data}, batch size {self.config.batch_size}, "
             f"{self.budget}, seed {self.config.seed}"
         )
-        if self.config.validation_share:
-            self._view.measured_on = "validation "
         self._view.begin()
         warnings, loggers = logging.Handler(logging.WARNING), ("flower_blsgd", "flwr")
         run = _RUN.get()
@@ -204,7 +201,7 @@ class RunRecorder:
         config = self.config
         name = config.name or config.task.rpartition(":")[2]
         folder = resumed or RunFolder.new(config.out, name)
-        folder.metric = self._metric_name, self._metric_mode
+        folder.metric = self._metric
         folder.write_config(config.to_run_config())
         folder.add_assets(self._assets)
         if resumed:
@@ -388,9 +385,8 @@ class RunRecorder:
     def _measured(self, end: EpochEnd) -> dict[str, Any]:
         """Return the fields of a row that come from an evaluation."""
         metrics: Mapping[str, Any] = end.metrics or {}
-        value = metrics.get(self._metric_name)
-        accuracy, metric = (value, None) if self._metric_name == "accuracy" else (None, value)
-        return {"accuracy": accuracy, "metric": metric, "loss": metrics.get("loss")}
+        value = metrics.get(self._metric.name)
+        return {**self._metric.columns(value), "loss": metrics.get("loss")}
 
     def _reason_to_stop(self) -> str | None:
         return None if self._budget_used_up() else self._stopping.reason()
@@ -436,13 +432,11 @@ class RunRecorder:
     def _finish(self, interrupted: bool = False) -> None:
         chosen_on = "the validation share" if self.config.validation_share else "the test set"
         has_best_model = self.best and self.config.keep_checkpoints
-        best = self.best and self.best.value
+        best = self.best.value if self.best else None
         self.summary = {
             **summary_of(self.config, self._strategy, self._metrics, self._rows),
-            "metric_name": self._metric_name,
-            "metric_mode": self._metric_mode,
-            "best_accuracy": best if self._metric_name == "accuracy" else None,
-            "best_metric": None if self._metric_name == "accuracy" else best,
+            **self._metric.description,
+            **self._metric.columns(best, "best_"),
             "best_model_chosen_on": chosen_on if has_best_model else None,
             "predicted": self.predicted,
             "measured": measured_figures(self._metrics),
@@ -514,10 +508,8 @@ class RunRecorder:
 
         title = f"{self.config.algorithm}, {self.config.task}, seed {self.config.seed}"
         path = self.folder.path
-        split = "validation" if self.config.validation_share else "test"
         curve = path / "learning_curve.png"
-        named = {"metric_name": self._metric_name, "metric_mode": self._metric_mode}
-        draw_learning_curve(self._rows, title, curve, self._metrics.clock, split, **named)
+        draw_learning_curve(self._rows, title, curve, self._metrics.clock, self._metric)
         draw_timeline(self._metrics.records, title, path / "timeline.png")
         draw_sampling(self._rows, title, path / "sampling.png")
 

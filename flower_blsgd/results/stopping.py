@@ -7,7 +7,8 @@ from typing import Any
 
 from ..config import RunConfig
 from ..fields import from_json
-from .folder import EpochRow, shown_metric
+from .folder import EpochRow
+from .metric import ACCURACY, Metric
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,14 @@ class Best:
 class EarlyStopping:
     """Finds the best model, and ends a run at an accuracy or when patience is exhausted.
 
-    The settings are ``stop-at-accuracy`` and ``patience``. `metric_mode` is "max" or "min": whether
-    a larger or a smaller figure is better. `best` is None before an evaluation with a finite
-    figure.
+    The settings are ``stop-at-accuracy`` and ``patience``. `best` is None before an evaluation with
+    a finite figure.
     """
 
-    def __init__(
-        self, config: RunConfig, metric_name: str = "accuracy", metric_mode: str = "max"
-    ) -> None:
+    def __init__(self, config: RunConfig, metric: Metric = ACCURACY) -> None:
         self._config = config
         self.best: Best | None = None
-        self.metric_name, self._sign = metric_name, -1 if metric_mode == "min" else 1
+        self._metric = metric
         self._since_best = 0
 
     def add(self, row: EpochRow, server_round: int, stopped: bool) -> str:
@@ -44,20 +42,20 @@ class EarlyStopping:
         value = row.value
         if value is None:
             return ""
-        known, sign = math.isfinite(value), self._sign
+        known, sign = math.isfinite(value), self._metric.sign
         if known and (self.best is None or sign * value > sign * self.best.value):
             self.best = Best(server_round, row.epoch, value)
             self._since_best = self._since_best if stopped else 0
             return ""
         self._since_best += 1
-        return "" if known else f"{self.metric_name} is not a number"
+        return "" if known else f"{self._metric.name} is not a number"
 
     def reason(self) -> str | None:
         """Return why the run ends before its budget; None if it does not."""
         config, best = self._config, self.best
         if best is None:
             return None
-        shown = shown_metric(self.metric_name, best.value)
+        shown = self._metric.named(best.value)
         if config.stop_at_accuracy and best.value >= config.stop_at_accuracy:
             return f"{shown} (stop-at-accuracy = {config.stop_at_accuracy:g})"
         if config.patience and self._since_best >= config.patience:

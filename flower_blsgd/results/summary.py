@@ -19,7 +19,8 @@ from ..strategy.cost_model import NEGLIGIBLE
 from ..strategy.round_metrics import WorkerRound
 from ..strategy.workers import STARTING
 from ..tasks import GIVEN_IN_PYTHON
-from .folder import EpochRow, shown_late, shown_metric
+from .folder import EpochRow, shown_late
+from .metric import Metric, value_in
 from .metrics import Figures, RunMetrics
 from .tables import counted
 
@@ -157,19 +158,13 @@ def versions() -> dict[str, str]:
 # --- the lines that end a run's output
 
 
-def final_metric(summary: Mapping[str, Any]) -> str:
-    """Return ``"accuracy 98.33%"`` or ``"rmse 1.234"``; empty if the run was not evaluated."""
-    value = summary["metric"] if summary["accuracy"] is None else summary["accuracy"]
-    return shown_metric(summary["metric_name"], value)
-
-
 def final_line(summary: Mapping[str, Any], config: RunConfig, folder: Path) -> str:
     """Return the line with the results: ``"done: test accuracy 98.33% after 3.3 s ..."``."""
     state = "stopped early" if summary["interrupted"] else "done"
     device_seconds = summary["device_seconds"]
-    measured_on = "validation" if config.validation_share else "test"
-    final = final_metric(summary)
-    reached = final and f"{measured_on} {final} "
+    metric = Metric.of(summary, config.validation_share)
+    final = metric.named(value_in(summary))
+    reached = final and f"{metric.split} {final} "
     others = f"{summary['wall_seconds']:.1f} s with evaluation"
     if device_seconds is not None:
         others += f"; {device_seconds:.1f} s on simulated devices, computed"

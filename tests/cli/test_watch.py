@@ -18,6 +18,7 @@ from flower_blsgd.cli.watch import curve_columns, curve_lines
 from flower_blsgd.config import RunConfig
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.results.live import Curve, LiveRun
+from flower_blsgd.results.metric import ACCURACY
 
 from ..results.records import epoch, two_rounds
 from ..test_run import config_of, run
@@ -25,7 +26,8 @@ from .conftest import Printed, Refused
 
 SUMMARY = {
     **{"interrupted": False, "device_seconds": None, "accuracy": 0.75, "metric": None},
-    **{"metric_name": "accuracy", "wall_seconds": 20.0, "training_seconds": 16.75},
+    **ACCURACY.description,
+    **{"wall_seconds": 20.0, "training_seconds": 16.75},
 }
 DONE = "done: test accuracy 75.00% after 16.8 s of training (20.0 s with evaluation)"
 
@@ -200,7 +202,7 @@ def test_curve_in_columns(values: list[float], width: int, rows: list[str]) -> N
 
 
 def test_curve_has_its_ends_at_the_axes() -> None:
-    lines = curve_lines(Curve("accuracy", "max", "epoch", [1, 2, 12], [0.5, 0.75, 1.0]), 80)
+    lines = curve_lines(Curve(ACCURACY, "epoch", [1, 2, 12], [0.5, 0.75, 1.0]), 80)
     assert [line[:8] for line in lines] == [" 100.00%", *["        "] * 3, "  50.00%", "        "]
     assert lines[-1] == "         epoch 1   12"
-    assert max(map(len, curve_lines(Curve("x", "min", "round", range(999), range(999)), 80))) <= 80
+    assert max(map(len, curve_lines(Curve(ACCURACY, "round", range(999), range(999)), 80))) <= 80

@@ -10,13 +10,13 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments.comparison import (
     AlgorithmFigures,
     Comparison,
-    Metric,
     compare_runs,
     metric_of,
     paired_difference,
     reached_at,
     read_run,
 )
+from flower_blsgd.results.metric import Metric
 
 from .fake_training import write_run
 from .made_runs import made_run

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flower_blsgd.experiments.comparison import Metric, Run, compare_runs
+from flower_blsgd.experiments.comparison import Run, compare_runs
 from flower_blsgd.experiments.comparison_plot import (
     draw_comparison,
     final_range,
     seed_band,
     styles_of,
 )
+from flower_blsgd.results.metric import ACCURACY, Metric
 
 from ..results.drawings import texts
 from .made_runs import ALGORITHMS, made_run, several
@@ -147,7 +148,7 @@ def test_band_is_the_mean_at_each_common_epoch_and_at_the_ends(
 
 
 def test_axis_of_final_accuracies() -> None:
-    accuracy = Metric()
+    accuracy = ACCURACY
     # 12 % of the span of 2 below: 96.76, rounded down; 0.25 above
     assert final_range([97.0, 98.0, 99.0], accuracy) == (96.7, 99.25)
     assert final_range([98.0], accuracy) == (97.7, 98.25)

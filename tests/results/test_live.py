@@ -12,6 +12,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.results.live import AppendedLines, LiveRun, LiveWorker
+from flower_blsgd.results.metric import Metric
 from flower_blsgd.strategy.budget import NO_LIMIT
 
 from .records import epoch, record, row, two_rounds
@@ -86,7 +87,7 @@ def test_time_left_follows_the_budget(
 
 def test_curve_is_the_metric_and_before_that_the_loss(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
-    folder.metric = "rmse", "min"
+    folder.metric = Metric("rmse", "min")
     run = live(folder)
     assert run.curve is None
     for number, loss in enumerate((2.0, float("nan"), 1.0), start=1):
@@ -94,12 +95,12 @@ def test_curve_is_the_metric_and_before_that_the_loss(tmp_path: Path) -> None:
     folder.add_epoch(epoch(1, accuracy=None, metric=3.0))
     run.update()
     assert run.curve is not None
-    assert (run.curve.name, run.curve.over, run.curve.best) == ("train loss", "round", 1)
+    assert (run.curve.metric.name, run.curve.over, run.curve.best) == ("train loss", "round", 1)
     assert (run.curve.positions, run.curve.values) == ((1, 3), (2.0, 1.0))
     for number, value in ((2, None), (3, 1.5), (4, 2.5)):
         folder.add_epoch(epoch(number, accuracy=None, metric=value))
     run.update()
-    assert (run.curve.name, run.curve.mode, run.curve.over) == ("rmse", "min", "epoch")
+    assert (run.curve.metric, run.curve.over) == (Metric("rmse", "min"), "epoch")
     assert (run.curve.positions, run.curve.values) == ((1, 3, 4), (3.0, 1.5, 2.5))
     assert run.curve.best == 1
 

@@ -10,6 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from flower_blsgd.results.folder import EpochRow
+from flower_blsgd.results.metric import Metric
 from flower_blsgd.results.plots import draw_learning_curve, draw_sampling, draw_timeline
 from flower_blsgd.strategy.round_metrics import WorkerRound
 
@@ -39,7 +40,7 @@ def test_metric_to_minimize_is_drawn_with_its_name_and_its_lowest_value(
     figures: list[Figure],
 ) -> None:
     rows = [epoch(n, accuracy=None, metric=value) for n, value in ((1, 3.0), (2, 1.0), (3, 1.5))]
-    draw_learning_curve(rows, "x", PATH, metric_name="rmse", metric_mode="min")
+    draw_learning_curve(rows, "x", PATH, metric=Metric("rmse", "min"))
     left, _ = figures[0].axes
     np.testing.assert_allclose(left.lines[0].get_xydata(), [(1, 3.0), (2, 1.0), (3, 1.5)])
     np.testing.assert_allclose(left.lines[1].get_xydata(), [(2, 1.0)])
@@ -58,7 +59,7 @@ def test_learning_curve_on_the_device_clock(
     figures: list[Figure], devices: tuple[float | None, ...], seconds: list[float], unit: str
 ) -> None:
     rows = [epoch(n, device_seconds=device) for n, device in enumerate(devices, 1)]
-    draw_learning_curve(rows, "x", PATH, "device", "validation")
+    draw_learning_curve(rows, "x", PATH, "device", Metric(split="validation"))
     left, right = figures[0].axes
     assert left.get_ylabel() == "validation accuracy (%)"
     np.testing.assert_allclose(right.lines[0].get_xdata(), seconds)

@@ -29,6 +29,7 @@ from flower_blsgd.flower.app_folder import find_app, run_config
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.results import progress as progress_module
 from flower_blsgd.results import recorder as recorder_module
+from flower_blsgd.results.metric import ACCURACY, Metric
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.results.stopping import Best
@@ -59,7 +60,7 @@ class Run:
         monkeypatch: pytest.MonkeyPatch,
         profiles: list[WorkerProfile] = PROFILES,
         terminal: bool = False,
-        metric: tuple[str, str] = ("accuracy", "max"),
+        metric: Metric = ACCURACY,
         **settings: Any,
     ) -> None:
         monkeypatch.chdir(here)
@@ -93,7 +94,7 @@ class Run:
             legacy_windows=False,
         )
         view = ProgressView(Budget.of_run(self.config), console)
-        self.recorder = RunRecorder(self.config, strategy, view, self.now, *metric)
+        self.recorder = RunRecorder(self.config, strategy, view, self.now, metric)
         self._recording = self.recorder.recording(DATA, {})
         self._recording.__enter__()
         self.recorder.open_folder()
@@ -412,7 +413,7 @@ def test_role_that_a_slow_worker_is_worth_follows_from_the_times_of_the_run(
 
 
 def test_accuracy_on_held_out_training_data_is_called_so(start: Start) -> None:
-    run = start(validation_share=0.25)
+    run = start(validation_share=0.25, metric=Metric(split="validation"))
     run.train(measured(0.75))
     run.finish()
     assert any("  validation accuracy 75.00%  " in line for line in run.lines)
@@ -668,7 +669,7 @@ def test_accuracy_that_is_not_a_number_is_said_once(run: Run) -> None:
 
 
 def test_metric_to_minimize_has_its_best_model_and_patience(start: Start) -> None:
-    run = start(epochs=9, patience=2, metric=("rmse", "min"))
+    run = start(epochs=9, patience=2, metric=Metric("rmse", "min"))
     errors = [MetricRecord({"rmse": error, "loss": 0.5}) for error in (1.25, 0.5, 0.75, 0.625)]
     run.train(errors[0])
     ended = [run.end_epoch(number, error) for number, error in enumerate(errors[1:], 2)]
