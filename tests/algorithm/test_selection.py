@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_blsgd.algorithm.epoch_plan import EpochPlan, RoundShape, plan_epoch
+from flower_blsgd.algorithm.epoch_plan import RoundShape, plan_epoch
 from flower_blsgd.algorithm.loss_table import LossTable
-from flower_blsgd.algorithm.sampling import Sampler, SeparatedSampler, UniformSampler
+from flower_blsgd.algorithm.sampling import SeparatedSampler
 from flower_blsgd.algorithm.selection import (
     ActiveBias,
     ImportanceSampling,
@@ -125,58 +125,19 @@ def test_refused_shares() -> None:
 # --- the plan of an epoch
 
 
-SHAPE = RoundShape((4, 2), (5, 5))  # a round has 20 + 10 samples
-
-
-def _plan(
-    sampler: Sampler,
-    selected: Selected | None,
-    table: LossTable,
-    epoch: int = 2,
-    due: int = 600,
-    **changes: float,
-) -> EpochPlan:
-    arguments = {"samples_before": 300, **changes}
-    return plan_epoch(
-        seed=3,
-        epoch=epoch,
-        participants=workers(1, 1, 5),
-        shape=SHAPE,
-        sampler=sampler,
-        table=table,
-        samples_due=due,
-        selected=selected,
-        **arguments,  # type: ignore[arg-type]
-    )
-
-
-def test_plan_deals_the_selected_samples_and_their_weights() -> None:
-    table = table_of(distinct_losses(300))
-    weights = np.arange(300, dtype=np.float32)
-    selected = Selected(np.arange(0, 300, 2, dtype=np.int32), weights)
-    plan = _plan(UniformSampler(), selected, table, due=450)
-    assert plan.rounds == 5
-    given = np.concatenate([plan.indices(r, w) for r in range(5) for w in (0, 1)])
-    assert sorted(given.tolist()) == list(
-        range(0, 300, 2)
-    )  # each once, though an epoch before had 300
-    found = plan.sample_weights(3, 1)
-    assert found is not None
-    assert found.tolist() == plan.indices(3, 1).tolist()
-    ones = Selected(selected.indices, np.ones(300, np.float32))
-    assert _plan(UniformSampler(), ones, table).sample_weights(0, 0) is None
-    assert _plan(UniformSampler(), None, table).sample_weights(0, 0) is None
-
-
 def test_plan_ranks_the_selected_samples_alone() -> None:
     losses = distinct_losses(300)
     kept = np.flatnonzero(losses < 200).astype(np.int32)
-    plan = _plan(SeparatedSampler(1.0), Selected(kept), table_of(losses), due=450)
+    plan = plan_epoch(
+        seed=3,
+        epoch=2,
+        participants=workers(1, 1, 5),
+        shape=RoundShape((4, 2), (5, 5)),  # a round has 20 + 10 samples
+        sampler=SeparatedSampler(1.0),
+        table=table_of(losses),
+        samples_before=300,
+        samples_due=450,
+        selected=Selected(kept),
+    )
     fast = np.concatenate([plan.indices(r, 0) for r in range(plan.rounds)])
     assert {int(kept[i]) for i in highest(losses[kept], len(fast))} == set(fast.tolist())
-
-
-def test_epoch_of_less_than_a_round_has_one() -> None:
-    plan = _plan(UniformSampler(), Selected(np.arange(7, dtype=np.int32)), LossTable(300), due=307)
-    assert plan.rounds == 1
-    assert set(plan.indices(0, 0).tolist()) == set(range(7))

@@ -4,8 +4,6 @@ Three of its rows differ only in how often models are averaged and in who trains
 of a step and of a communication, and the cost model of ``blsgd plan`` those of every algorithm.
 """
 
-from typing import NamedTuple
-
 import pytest
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS
@@ -61,96 +59,58 @@ def test_seconds_labelled_computed_follow_from_others(dataset: str, epochs: int)
 
 # --- the times of the paper's devices, by the cost model
 
-_NUM_SAMPLES = {"cifar10": 50_000, "flowers102": 7_169, "cifar100": 50_000}
 
+def refitted_times(dataset: str) -> tuple[float, float, float]:
+    """Return the seconds of a fast step, of a slow one and of a communication.
 
-class StepTimes(NamedTuple):
-    """Seconds of a fast worker's step, of a slow one's, and of a round beside computing."""
-
-    fast: float
-    slow: float
-    communication: float
-
-
-def refitted_times(dataset: str) -> StepTimes:
-    """Return the times that give three of the paper's rows with 2 CPUs and 8 GPUs exactly.
-
-    With the steps s of a slow worker and f of a fast one, and c for each communication, of which
-    synchronous SGD has K, balanced local SGD R (of tau steps each, so that R tau = K) and
-    synchronous SGD on the fast workers alone K_f::
+    They give three of the paper's rows exactly. With K communications of synchronous SGD, R of
+    balanced local SGD (of tau steps each, so that R tau = K) and K_f of synchronous SGD on the fast
+    workers alone::
 
         T_sync = K (s + c)    T_balanced = K s + R c    T_fast = K_f (f + c)
-        c = (T_sync - T_balanced) / (K - R)    s = T_sync / K - c    f = T_fast / K_f - c
-
-    The slow worker is the slower one, and c is the same with 8 workers as with 10. The paper
-    prints times of the data sets cifar10, flowers102 and cifar100.
     """
-    of = {
-        row["algorithm"]: (
-            float(row["wall_clock_s"]),
-            int(row["epochs"]) * int(row["comm_per_epoch"]),
-        )
-        for row in printed("comparison_2c8g")
-        if row["dataset"] == dataset
-    }
-    sync, count = of["sync-sgd"]
-    balanced, few = of["balanced-local-sgd"]
-    fast, fast_count = of["sync-sgd-fast-only"]
-    communication = (sync - balanced) / (count - few)
-    return StepTimes(fast / fast_count - communication, sync / count - communication, communication)
-
-
-def refitted_epoch_seconds(dataset: str) -> dict[str, float]:
-    """Return the seconds of an epoch on the paper's devices, by algorithm of the catalog.
-
-    A round lasts ``max_i tau_i s_i + c``, with (tau_fast, tau_slow) = (32, 1) where an algorithm
-    has unequal steps, and an epoch has as many rounds as the paper's table counts. Times the
-    epochs of a printed row this is what its seconds would be.
-    """
-    times = refitted_times(dataset)
-    (row,) = (
-        row
-        for row in printed("hyperparameters")
-        if (row["setting"], row["dataset"]) == ("2c8g", dataset)
-    )
-    size = int(row["batch_size"])
-    config = RunConfig(epoch="table", batch_size=size, local_steps_fast=32, local_steps_slow=1)
-    workers = [WorkerSpec("cuda", tier="fast", seconds_per_step=times.fast)] * 8
-    workers += [WorkerSpec("cpu", tier="slow", seconds_per_step=times.slow)] * 2
-    plan = plan_runs(config, workers, _NUM_SAMPLES[dataset], tuple(ALGORITHMS), times.communication)
-    found = plan.expected.items()
-    return {name: each.epoch_seconds for name, each in found if isinstance(each, Prediction)}
-
-
-def test_refitted_times_worked() -> None:
-    """12,800 communications in 1298.39 s, 400 in 548.04 s, and 16,000 without the slow workers.
-
-    750.35 s for the 12,400 more are 60.5 ms each; a step of the slow workers takes
-    101.4 - 60.5 ms, one of the fast ones 77.2 - 60.5 ms.
-    """
-    times = refitted_times("cifar10")
-    assert times.communication == pytest.approx(750.35 / 12_400)
-    assert times.slow == pytest.approx(0.040925, abs=1e-6)
-    assert times.fast == pytest.approx(0.016660, abs=1e-6)
+    rows = [row for row in printed("comparison_2c8g") if row["dataset"] == dataset]
+    counts = {r["algorithm"]: int(r["epochs"]) * int(r["comm_per_epoch"]) for r in rows}
+    seconds = {r["algorithm"]: float(r[SECONDS]) for r in rows}
+    (sync, balanced, fast) = ("sync-sgd", "balanced-local-sgd", "sync-sgd-fast-only")
+    communication = (seconds[sync] - seconds[balanced]) / (counts[sync] - counts[balanced])
+    fast_step, slow_step = (seconds[n] / counts[n] - communication for n in (fast, sync))
+    return fast_step, slow_step, communication
 
 
 @pytest.mark.parametrize(
-    ("dataset", "epochs", "gap", "seconds", "over_printed"),
+    ("dataset", "epochs", "milliseconds", "seconds", "over_printed"),
     [
         # 400 rounds of 32 x 16.66 + 60.51 ms: the fast workers are the slower ones.
-        ("cifar10", 100, 2.456, 237.45, 5.852),
+        ("cifar10", 100, (16.66, 40.92, 60.51), 237.45, 5.852),
         # 600 rounds of 32 x 56.93 + 62.49 ms.
-        ("flowers102", 300, 30.61, 1130.54, 1.0438),
+        ("flowers102", 300, (56.93, 1742.7, 62.49), 1130.54, 1.0438),
         # 800 rounds of 1670.70 + 1477.83 ms: the slow ones are, so a round is one of sync SGD.
-        ("cifar100", 200, 60.07, 2518.83, 1.0),
+        ("cifar100", 200, (27.81, 1670.7, 1477.8), 2518.83, 1.0),
     ],
 )
 def test_cost_model_prints_the_wall_clock_column_but_for_the_proposed_method(
-    dataset: str, epochs: int, gap: float, seconds: float, over_printed: float
+    dataset: str,
+    epochs: int,
+    milliseconds: tuple[float, ...],
+    seconds: float,
+    over_printed: float,
 ) -> None:
-    times, column = refitted_times(dataset), seconds_of(dataset)
-    assert times.slow / times.fast == pytest.approx(gap, rel=1e-3)
-    found = {name: epochs * each for name, each in refitted_epoch_seconds(dataset).items()}
+    fast, slow, communication = times = refitted_times(dataset)
+    assert [1000 * each for each in times] == pytest.approx(milliseconds, rel=3e-4)
+    (size,) = (
+        int(row["batch_size"])
+        for row in printed("hyperparameters")
+        if (row["setting"], row["dataset"]) == ("2c8g", dataset)
+    )
+    config = RunConfig(epoch="table", batch_size=size, local_steps_fast=32, local_steps_slow=1)
+    workers = [WorkerSpec("cuda", tier="fast", seconds_per_step=fast)] * 8
+    workers += [WorkerSpec("cpu", tier="slow", seconds_per_step=slow)] * 2
+    num_samples = 7_169 if dataset == "flowers102" else 50_000
+    plan = plan_runs(config, workers, num_samples, tuple(ALGORITHMS), communication)
+    predicted = {n: p for n, p in plan.expected.items() if isinstance(p, Prediction)}
+    found = {name: epochs * each.epoch_seconds for name, each in predicted.items()}
+    column = seconds_of(dataset)
     for name in ("sync-sgd", "balanced-local-sgd", "sync-sgd-fast-only"):
         assert found[name] == pytest.approx(column[name, epochs])
     assert found["biased-local-sgd"] == pytest.approx(seconds, abs=0.01)
