@@ -57,9 +57,11 @@ if TYPE_CHECKING:
     from .session.session import Session as Session
     from .session.session import join as join
     from .strategy.biased_local_sgd import BiasedLocalSGD as BiasedLocalSGD
-    from .strategy.fit_loop import EpochEnd as EpochEnd
+    from .strategy.budget import Budget as Budget
     from .strategy.round_metrics import RoundRecord as RoundRecord
     from .strategy.round_metrics import WorkerRound as WorkerRound
+    from .strategy.rounds import EpochEnd as EpochEnd
+    from .strategy.rounds import RoundEnd as RoundEnd
     from .tasks import Task as Task
     from .worker.local_sgd import LocalSGD as LocalSGD
     from .worker.losses import binary_cross_entropy as binary_cross_entropy
@@ -94,8 +96,9 @@ _NAMES = {
     "results.folder": "EpochRow scalars",
     "session.session": "Session join",
     "strategy.biased_local_sgd": "BiasedLocalSGD",
-    "strategy.fit_loop": "EpochEnd",
+    "strategy.budget": "Budget",
     "strategy.round_metrics": "RoundRecord WorkerRound",
+    "strategy.rounds": "EpochEnd RoundEnd",
     "tasks": "Task",
     "worker.local_sgd": "LocalSGD",
     "worker.losses": "binary_cross_entropy causal_lm_loss cross_entropy mean_squared_error",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 
@@ -20,7 +20,7 @@ from .results.recorder import RunRecorder
 from .results.summary import versions
 from .resume import RUN, resume_command
 from .strategy.biased_local_sgd import BiasedLocalSGD
-from .strategy.fit_loop import EpochEnd, EvaluateFn
+from .strategy.rounds import EpochEnd
 
 
 class Checkpoints:
@@ -74,18 +74,18 @@ class Checkpoints:
                     error.add_note("this run cannot be resumed: keep-checkpoints = 0")
                 raise
 
-    def between_rounds(self, server_round: int, arrays: ArrayRecord) -> None:
+    def after_round(self, server_round: int, arrays: ArrayRecord) -> None:
         """Write a checkpoint if one is due, and end the run after a signal."""
-        self._last, self._before_evaluation = (server_round, arrays), None
+        self._last = server_round, arrays
+        self._before_evaluation = None
         if self._signal:
             self._save()
             self._end(self._signal)
         if time.monotonic() >= self._due and not self._strategy.planner.epoch_ended:
             self._save()
 
-    def end_epoch(self, end: EpochEnd) -> bool:
-        """Record an epoch or its late result, and write a checkpoint; return whether to stop."""
-        stops = self._recorder.add_result(end) if end.late else self._recorder.add_epoch(end)
+    def save(self, end: EpochEnd) -> None:
+        """Write a checkpoint after the result of a model, and the model if it is the best."""
         if not end.late:
             self._last = end.round, end.arrays
         best = self._recorder.best
@@ -93,26 +93,24 @@ class Checkpoints:
             # Before the checkpoint that names it, so that the two agree even after a kill.
             self._store.save_best(end.arrays, end.round, best.value)
         self._save()
-        return stops
 
-    def evaluated_by(self, evaluate: EvaluateFn) -> EvaluateFn:
-        """Wrap a function that evaluates: write a checkpoint first, and stop it on a signal."""
+    @contextlib.contextmanager
+    def evaluating(self, server_round: int, arrays: ArrayRecord) -> Iterator[None]:
+        """Write a checkpoint before an evaluation, and let a signal abandon the evaluation.
 
-        def interruptible(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            # The model may be an older one, whose async evaluation failed.
-            self._last = self._last or (server_round, arrays)
-            self._recorder.arrays = self._last[1]
-            self._recorder.start_clock(time.monotonic())  # of a run resumed with an evaluation
-            self._before_evaluation = self._save()
-            self._evaluating = True
-            try:
-                if self._signal:
-                    self._end(self._signal)
-                return evaluate(server_round, arrays)
-            finally:
-                self._evaluating = False
-
-        return interruptible
+        The model may be an older one, whose async evaluation failed.
+        """
+        self._last = self._last or (server_round, arrays)
+        self._recorder.arrays = self._last[1]
+        self._recorder.start_clock(time.monotonic())  # of a run resumed with an evaluation
+        self._before_evaluation = self._save()
+        self._evaluating = True
+        try:
+            if self._signal:
+                self._end(self._signal)
+            yield
+        finally:
+            self._evaluating = False
 
     def _save(self, with_momentum: bool = True) -> Checkpoint | None:
         if not self._config.keep_checkpoints:

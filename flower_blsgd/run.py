@@ -5,7 +5,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,8 +37,8 @@ from .strategy.budget import Budget
 from .strategy.connector import assume_speeds
 from .strategy.cost_model import predict_run
 from .strategy.evaluation import WorkerEvaluation
-from .strategy.fit_loop import EvaluateFn
 from .strategy.replies import ModelShape
+from .strategy.rounds import EpochEnd
 from .strategy.workers import WorkerRegistry
 from .tasks.by_name import check_weights, load_task
 from .tasks.check import check_task
@@ -108,7 +108,6 @@ def _train(
     recorder = RunRecorder(config, strategy, view, began, work.metric)
     if resumed:
         arrays, last_round = resumed.restore(strategy, recorder, arrays)
-    evaluate, async_evaluation = _evaluation(grid, config, work, strategy, recorder)
     strategy.registry.data_fingerprint = work.data_fingerprint
     strategy.registry.model_fingerprint = work.model_fingerprint
     strategy.planner.measures_in_rounds = config.is_script
@@ -123,39 +122,78 @@ def _train(
             _note_ignored_settings(config, strategy.registry, recorder)
         elif not config.is_script and (note := precision_note(config.precision, workers)):
             recorder.say(note)
-        if strategy.planner.measured is None:
-            _predict(strategy, recorder)
-        else:  # the first rounds measure
-            recorder.show_speeds = lambda: _predict(strategy, recorder)
 
-        # Train and evaluate.
-        traces = recorder.folder.path / "trace"
-        train_config = ConfigRecord({TRACE_FOLDER: str(traces.resolve())} if config.trace else {})
         checkpoints = Checkpoints(grid, strategy, recorder)
+        evaluation = _Evaluation(grid, config, work, strategy, recorder, checkpoints)
         with checkpoints.written(locked=resumed is not None):
             if not recorder.why_over:  # else it was killed before its results were written
-                strategy.fit(
-                    grid,
-                    arrays,
-                    epochs=config.epochs,
-                    seconds=config.seconds or None,
-                    rounds=config.rounds or None,
-                    samples=config.samples or None,
-                    budget_seconds=recorder.budget_seconds,
-                    train_config=train_config,
-                    evaluate_fn=evaluate and checkpoints.evaluated_by(evaluate),
-                    evaluate_every_epochs=config.evaluate_every_epochs,
-                    async_evaluation=async_evaluation,
-                    on_round=recorder.add_round,
-                    on_epoch=checkpoints.end_epoch,
-                    between_rounds=checkpoints.between_rounds,
-                    start_round=last_round,
-                    evaluate_first=recorder.evaluation_missing,
-                )
+                _train_rounds(grid, strategy, arrays, last_round, recorder, checkpoints, evaluation)
+        traces = recorder.folder.path / "trace"
         if config.trace and traces.is_dir():  # written in round 2
             recorder.say(f"traces of one round: {traces} (open them in ui.perfetto.dev)")
         _note_wire_errors(grid, recorder)
     return recorder
+
+
+def _train_rounds(
+    grid: Grid,
+    strategy: BiasedLocalSGD,
+    arrays: ArrayRecord,
+    last_round: int,
+    recorder: RunRecorder,
+    checkpoints: Checkpoints,
+    evaluation: "_Evaluation",
+) -> None:
+    """Train until the budget is used up, or a result or a signal ends the run."""
+    config, planner = recorder.config, strategy.planner
+
+    def add_late_result(is_last: bool) -> bool:
+        """Add the result of an async evaluation if there is one; return whether to stop."""
+        late = evaluation.late_result(is_last)
+        if late is None:
+            return False
+        stops = recorder.add_result(late)
+        checkpoints.save(late)
+        return stops
+
+    def end_epoch(end: EpochEnd, over: bool) -> bool:
+        """Evaluate the model if due, and record the epoch; return whether to stop."""
+        if over or end.epoch % config.evaluate_every_epochs == 0:
+            end = evaluation.evaluate(end, at_once=over)
+        if over:
+            add_late_result(is_last=True)
+        stops = recorder.add_epoch(end)
+        checkpoints.save(end)
+        return stops or over
+
+    budget = Budget.of_run(config)
+    if recorder.evaluation_missing:  # the run that is resumed ended before it
+        over = bool(budget.used_up(planner.used, planner.epoch_ended))
+        if end_epoch(EpochEnd(planner.epoch, last_round, arrays), over):
+            return
+    are_speeds_shown = planner.measured is None
+    if are_speeds_shown:
+        _predict(strategy, recorder)
+    train_config = ConfigRecord()
+    if config.trace:
+        train_config[TRACE_FOLDER] = str((recorder.folder.path / "trace").resolve())
+    rounds = strategy.rounds(
+        grid, arrays, budget, train_config=train_config, start_round=last_round
+    )
+    del arrays
+    for end in rounds:
+        if not (are_speeds_shown or end.measures_speeds):
+            _predict(strategy, recorder)
+            are_speeds_shown = True
+        recorder.add_round(end.record, end.measures_speeds)
+        if end.error:
+            continue  # and the loop raises it
+        checkpoints.after_round(end.round, end.arrays)
+        over = bool(end.over) or add_late_result(is_last=False)
+        if end.epoch_ended or over:
+            over = end_epoch(EpochEnd(end.epoch, end.round, end.arrays), over)
+        if over:
+            break
 
 
 # --- what is trained ------------------------------------------------------------------------------
@@ -397,40 +435,71 @@ def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -
 # --- evaluation -------------------------------------------------------------------------------
 
 
-def _evaluation(
-    grid: Grid, config: RunConfig, work: Workload, strategy: BiasedLocalSGD, recorder: RunRecorder
-) -> tuple[EvaluateFn | None, WorkerEvaluation | None]:
-    """Return a function that evaluates and records its time, and the evaluation on workers."""
-    if not work.num_test:
-        return None, None
-    on_workers = WorkerEvaluation(
-        grid,
-        strategy.registry,
-        work.num_test,
-        work.evaluation_batch_size,
-        work.evaluate_slice,
-        work.to_metrics,
-        strategy.unevaluated,
-    )
+class _Evaluation:
+    """Evaluation of models by the server, or by the workers; also while the others train."""
 
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        began = time.perf_counter()
-        try:
-            if config.evaluate_on == "workers":
-                metrics = on_workers(server_round, arrays)
-            else:
-                metrics = work.to_metrics(work.evaluate_slice(arrays, 0, work.num_test))
-        except UsageError:  # already a one-line message
-            raise
-        except Exception as error:
-            raise UsageError(
-                f"task = {config.task!r}: evaluating after round {server_round} raised "
-                f"{type(error).__name__}: {first_line(error)}"
-            ) from error
-        recorder.durations.evaluation_seconds += time.perf_counter() - began
-        return metrics
+    def __init__(
+        self,
+        grid: Grid,
+        config: RunConfig,
+        work: Workload,
+        strategy: BiasedLocalSGD,
+        recorder: RunRecorder,
+        checkpoints: Checkpoints,
+    ) -> None:
+        self._config, self._work = config, work
+        self._recorder, self._checkpoints = recorder, checkpoints
+        self._on_workers = WorkerEvaluation(
+            grid,
+            strategy.registry,
+            work.num_test,
+            work.evaluation_batch_size,
+            work.evaluate_slice,
+            work.to_metrics,
+            strategy.unevaluated,
+        )
 
-    return evaluate, on_workers
+    def evaluate(self, end: EpochEnd, at_once: bool) -> EpochEnd:
+        """Return the end of an epoch with metrics, unless other workers evaluate its model.
+
+        With `at_once`, they are not asked.
+        """
+        if not self._work.num_test or (not at_once and self._on_workers.begin(end)):
+            return end
+        return self._evaluated(end)
+
+    def late_result(self, is_last: bool) -> EpochEnd | None:
+        """Return the result of an async evaluation that has ended, or None.
+
+        If its workers failed, the model is evaluated now. At the end of the run, it is dropped, and
+        so are unfinished evaluations.
+        """
+        end = self._on_workers.take()
+        if is_last:
+            self._on_workers.unevaluated.clear()
+        elif end is not None:
+            end = end if end.metrics else self._evaluated(end)
+            self._on_workers.finish()
+        return replace(end, late=True) if end and end.metrics else None
+
+    def _evaluated(self, end: EpochEnd) -> EpochEnd:
+        work = self._work
+        with self._checkpoints.evaluating(end.round, end.arrays):
+            began = time.perf_counter()
+            try:
+                if self._config.evaluate_on == "workers":
+                    metrics = self._on_workers(end.round, end.arrays)
+                else:
+                    metrics = work.to_metrics(work.evaluate_slice(end.arrays, 0, work.num_test))
+            except UsageError:  # already a one-line message
+                raise
+            except Exception as error:
+                raise UsageError(
+                    f"task = {self._config.task!r}: evaluating after round {end.round} raised "
+                    f"{type(error).__name__}: {first_line(error)}"
+                ) from error
+            self._recorder.durations.evaluation_seconds += time.perf_counter() - began
+        return replace(end, metrics=metrics)
 
 
 # --- notes ----------------------------------------------------------------------------------------

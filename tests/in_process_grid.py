@@ -35,6 +35,10 @@ from flower_blsgd.flower.internals import (
     give_message_id,
 )
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
+from flower_blsgd.strategy.biased_local_sgd import BiasedLocalSGD
+from flower_blsgd.strategy.budget import Budget
+from flower_blsgd.strategy.round_metrics import RoundRecord
+from flower_blsgd.strategy.rounds import RoundEnd
 
 Handler = Callable[[Message, int], Message]
 """(message, node id) -> reply; what it raises becomes an error reply, as in Flower."""
@@ -356,6 +360,21 @@ def toy_arrays(value: float = 0.0) -> ArrayRecord:
             "counter": Array(np.array(7, np.int64)),
         }
     )
+
+
+def train_rounds(
+    strategy: BiasedLocalSGD,
+    grid: Grid,
+    arrays: ArrayRecord | None = None,
+    handle: Callable[[RoundRecord], object] = lambda record: None,
+    **budget: Any,
+) -> list[RoundEnd]:
+    """Train, and return the ends of the rounds; `handle` gets the record of each."""
+    ends = []
+    for end in strategy.rounds(grid, arrays or toy_arrays(), Budget.of(**budget)):
+        ends.append(end)
+        handle(end.record)
+    return ends
 
 
 def tensors_of(arrays: ArrayRecord) -> dict[str, np.ndarray]:

@@ -21,7 +21,6 @@ from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
 from flower_blsgd.run import make_strategy
-from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.tasks import load_task
 
 from .in_process_grid import (
@@ -33,6 +32,7 @@ from .in_process_grid import (
     slow_profile,
     stop_at_once,
     tensors_of,
+    train_rounds,
 )
 from .small_training import DECAY, MOMENTUM, NUM_SAMPLES, data, make_model, worker_of
 
@@ -135,13 +135,12 @@ def test_sample_that_overflows_costs_the_orders_that_hold_it_and_no_others() -> 
         TorchWorker(fast_profile(place), LocalSGD(make_model(), (inputs, targets)))
         for place in range(2)
     ]
-    records: list[RoundRecord] = []
     strategy = BiasedLocalSGD(NUM_SAMPLES, 4, 2, sampler=UniformSampler(), learning_rate=RATE)
     grid, initial = InProcessGrid(dict(enumerate(workers))), ArrayRecord(make_model().state_dict())
-    arrays = strategy.fit(grid, initial, epochs=6, on_round=records.append).arrays
-    assert all(np.isfinite(tensor).all() for tensor in tensors_of(arrays).values())
+    ends = train_rounds(strategy, grid, initial, epochs=6)
+    assert all(np.isfinite(tensor).all() for tensor in tensors_of(ends[-1].arrays).values())
     for worker in range(2):
-        rows = [record.workers[worker] for record in records]
+        rows = [end.record.workers[worker] for end in ends]
         hit = [17 in order.indices for order in workers[worker].orders]
         assert [bool(row.failure) for row in rows] == [row.momentum_zeroed for row in rows] == hit
         assert 0 < sum(hit) < len(hit) / 2
@@ -444,18 +443,10 @@ def digits_trajectory() -> tuple[list[float], ArrayRecord, list[TrainOrder]]:
     # So short and gentle that a relative error of 1e-6 in the first weights, more than another
     # CPU makes, moves no loss by more than 3e-5.
     strategy = BiasedLocalSGD(task.num_train, 32, 8, local_steps_slow=4, learning_rate=0.01, seed=0)
-    losses: list[float] = []
-
-    def note(record: RoundRecord) -> None:
-        losses.append(record.train_loss)
-
-    result = strategy.fit(
-        InProcessGrid({10: workers[0], 20: workers[1]}),
-        ArrayRecord(task.initial_model(0).state_dict()),
-        epochs=2,
-        on_round=note,
-    )
-    return losses, result.arrays, [order for worker in workers for order in worker.orders]
+    grid = InProcessGrid({10: workers[0], 20: workers[1]})
+    ends = train_rounds(strategy, grid, ArrayRecord(task.initial_model(0).state_dict()), epochs=2)
+    losses = [end.record.train_loss for end in ends]
+    return losses, ends[-1].arrays, [order for worker in workers for order in worker.orders]
 
 
 def test_golden_losses_of_digits_and_two_runs_in_one_process_bit_for_bit() -> None:

@@ -124,10 +124,6 @@ def test_arrows_between_packages_point_one_way() -> None:
 
 
 CIRCLES: set[frozenset[str]] = {
-    frozenset({"strategy.averaging", "strategy.round"}),
-    frozenset({"strategy.evaluation", "strategy.biased_local_sgd"}),
-    frozenset({"strategy.fit_loop", "strategy.biased_local_sgd"}),
-    frozenset({"strategy.evaluation", "strategy.fit_loop"}),
     frozenset({"session.sampler", "session.session"}),
     frozenset({"experiments.comparison_plot", "experiments.comparison_report"}),
 }

@@ -8,7 +8,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_blsgd import BiasedLocalSGD
+from flower_blsgd import BiasedLocalSGD, Budget
 
 app = ServerApp()
 
@@ -30,11 +30,6 @@ def main(grid: Grid, context: Context) -> None:
     )
     rounds = int(config["rounds"])
     ended = [time.perf_counter()]
-    strategy.fit(
-        grid,
-        arrays,
-        epochs=rounds,
-        should_stop=lambda server_round, _: server_round >= rounds,
-        on_round=lambda _: ended.append(time.perf_counter()),
-    )
+    for _ in strategy.rounds(grid, arrays, Budget(rounds=rounds)):
+        ended.append(time.perf_counter())
     Path(str(config["out"])).write_text(json.dumps({"round": np.diff(ended).tolist()}))

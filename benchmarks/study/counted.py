@@ -25,7 +25,9 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.flower.internals import become_server, empty_run, give_message_id
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.run import make_strategy
+from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
+from flower_blsgd.strategy.run_clock import RunClock
 from flower_blsgd.worker.batches import BatchSource
 from flower_blsgd.worker.local_sgd import LocalSGD
 from flower_blsgd.worker.model_io import load_state, state_record
@@ -162,22 +164,25 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
         handlers[rank + 1] = _worker(profile, sgd.run)
     strategy = make_strategy(config, task.num_train, len(handlers), names)
     become_server(1)
+
+    class CountedClock(RunClock):
+        """Counts the seconds that each round would take."""
+
+        def add(self, record: RoundRecord, seconds_per_step: Mapping[int, float]) -> RoundRecord:
+            computing = round_seconds(record, shape, config.batch_size, step_seconds)
+            self.budget_seconds += ROUND_SECONDS + computing
+            return record
+
+    strategy.clock = CountedClock()
     counted = {"training_seconds": 0.0, "rounds": 0, "samples": 0}
-
-    def count(record: RoundRecord) -> None:
-        counted["training_seconds"] += ROUND_SECONDS
-        counted["training_seconds"] += round_seconds(record, shape, config.batch_size, step_seconds)
+    budget = Budget(seconds=given["seconds"])
+    arrays = state_record(model)
+    for end in strategy.rounds(CountedGrid(handlers), arrays, budget):
+        arrays = end.arrays
         counted["rounds"] += 1
-        counted["samples"] += sum(row.num_examples for row in record.workers)
-
-    result = strategy.fit(
-        CountedGrid(handlers),
-        state_record(model),
-        seconds=given["seconds"],
-        budget_seconds=lambda: counted["training_seconds"],
-        on_round=count,
-    )
-    load_state(model, result.arrays)
+        counted["samples"] += sum(row.num_examples for row in end.record.workers)
+    counted["training_seconds"] = strategy.clock.budget_seconds
+    load_state(model, arrays)
     return {**counted, **finished(task, model)}
 
 

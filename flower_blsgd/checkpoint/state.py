@@ -18,9 +18,9 @@ from ..errors import UsageError, first_line
 from ..flower.array_records import AnyArray, tensors_of, view_record
 from ..protocol import CONFIG, MOMENTUM, QUERY_MOMENTUM, Failure, HostOrders
 from ..strategy.biased_local_sgd import BiasedLocalSGD
-from ..strategy.fit_loop import EpochEnd
 from ..strategy.messages import node_messages, read_answer, replies_to
 from ..strategy.replies import ModelShape
+from ..strategy.rounds import EpochEnd
 from .store import Checkpoint
 
 _LOG = logging.getLogger(__name__)

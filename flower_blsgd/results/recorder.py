@@ -26,8 +26,8 @@ from ..protocol import Failure
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.budget import Budget
 from ..strategy.cost_model import NEGLIGIBLE, slow_device_lines
-from ..strategy.fit_loop import EpochEnd
 from ..strategy.round_metrics import RoundRecord
+from ..strategy.rounds import EpochEnd
 from .events import EventWriter
 from .folder import EpochRow, RunFolder, plain, shown_late
 from .metric import ACCURACY, Metric
@@ -37,6 +37,8 @@ from .stopping import Best, EarlyStopping
 from .summary import last_lines, summary_of
 from .tables import counted
 from .waiting import waiting_note
+
+_PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own strategies
 
 _RUN: ContextVar[object] = ContextVar("run", default=None)
 
@@ -113,7 +115,6 @@ class RunRecorder:
         self._folder: RunFolder | None = None
         self._assets: Mapping[str, Path] = {}
         self._shown_steps: dict[int, int] = {}
-        self.show_speeds: Callable[[], None] = lambda: None
         self._first_round = 1
         self._events: EventWriter | None = None
 
@@ -261,9 +262,10 @@ class RunRecorder:
         planner = self._strategy.planner
         self.load_state_dict(state)
         self._resumed.append(last_round)
-        self._metrics.seconds_per_step = self._seconds_per_step_alone()
+        seconds_per_step = self._strategy.registry.seconds_per_step_alone(self.config.clock)
         for record in folder.rounds_until(last_round):
-            self._metrics.add(record)
+            self._metrics.add(record, seconds_per_step)
+            self._strategy.count_seconds(record)
         self.stopped_early = self._reason_to_stop()
         if self._budget_used_up() or planner.epoch_ended or self.stopped_early:
             self.arrays = arrays
@@ -285,11 +287,7 @@ class RunRecorder:
 
     def _budget_used_up(self) -> str:
         planner = self._strategy.planner
-        return self.budget.used_up(planner.used(self.budget_seconds()), planner.epoch_ended)
-
-    def budget_seconds(self) -> float:
-        """Return the seconds that all rounds so far count against a budget."""
-        return self._metrics.budget_seconds
+        return self.budget.used_up(planner.used, planner.epoch_ended)
 
     def start_clock(self, now: float) -> None:
         """Let the wall clock run from now on, after the set-up, unless it runs already."""
@@ -301,19 +299,17 @@ class RunRecorder:
         since = time.monotonic() - self._last_model_at if self._last_model_at else 0.0
         return self.durations.wall_seconds + since
 
-    def add_round(self, record: RoundRecord) -> None:
+    def add_round(self, record: RoundRecord, measures_speeds: bool = False) -> None:
         """Write and show a finished round."""
         now = time.monotonic()
         self.start_clock(now - record.round_seconds - record.planning_seconds)
         self.durations.wall_seconds = self._wall_seconds_now()
         self._last_model_at = now
-        self._metrics.seconds_per_step = self._seconds_per_step_alone()
-        self._metrics.add(record)
-        if self._strategy.planner.measured is not None:  # the round measures speeds
+        registry = self._strategy.registry
+        self._metrics.add(record, registry.seconds_per_step_alone(self.config.clock))
+        if measures_speeds:
             self._first_round = len(self._metrics.records)
         else:
-            show, self.show_speeds = self.show_speeds, lambda: None
-            show()
             self._show_steps(record)
         self._write("rounds.jsonl", self.folder.add_round, record)
         if self._events is not None:
@@ -342,7 +338,7 @@ class RunRecorder:
         rounds_before = self._rows[-1].rounds if self._rows else 0
         self._rows.append(row)
         self._write("epochs.csv", self.folder.add_epoch, row)
-        self._show_epoch(row, end.round)
+        self._show_epoch(row, end)
         # Processes warm up in the first round, or in those that measure, which do not count.
         if rounds_before < 2 <= row.rounds:
             workers = self._strategy.registry.workers
@@ -363,14 +359,16 @@ class RunRecorder:
             result_seconds=self._wall_seconds_now(),
         )
         self._write("epochs.csv", self.folder.write_epochs, self._rows)
-        self._show_epoch(row, end.round)
+        self._show_epoch(row, end)
         return self._stop_early(f", known {shown_late(row.late)} later" if row.late else "")
 
-    def _show_epoch(self, row: EpochRow, server_round: int) -> None:
+    def _show_epoch(self, row: EpochRow, end: EpochEnd) -> None:
+        if end.metrics is not None:
+            _PROGRESS.info("epoch %d: %s", end.epoch, end.metrics)
         if self._events is not None:
             self._write("tensorboard", self._events.add_epoch, row)
         self._view.epoch(row)
-        ignored = self._stopping.add(row, server_round, self.stopped_early is not None)
+        ignored = self._stopping.add(row, end.round, self.stopped_early is not None)
         if ignored and ignored not in self._said:
             self._said.add(ignored)
             self.say(f"warning: {ignored}, so best_model and stop-at-accuracy ignore it")
@@ -414,20 +412,6 @@ class RunRecorder:
                     f"per round instead of {before}, since its speed{why} changed"
                 )
             self._shown_steps[row.worker] = row.local_steps
-
-    def _seconds_per_step_alone(self) -> dict[int, float]:
-        """Return the known seconds per step of each worker alone, by the index of the worker.
-
-        Speeds measured on the wall clock are left out: then all workers compute together.
-        """
-        alone = {}
-        for worker in self._strategy.registry.workers:
-            seconds = worker.profile.seconds_per_step_alone
-            if not seconds and (self.config.clock == "device" or not worker.measured):
-                seconds = worker.profile.seconds_per_step
-            if seconds:
-                alone[worker.index] = seconds
-        return alone
 
     def _finish(self, interrupted: bool = False) -> None:
         chosen_on = "the validation share" if self.config.validation_share else "the test set"

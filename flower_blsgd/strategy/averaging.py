@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
@@ -15,9 +15,7 @@ from ..flower.array_records import PrivateArray, common_runs, flat_like, tensors
 from ..protocol import METRICS, TIMING_KEYS
 from ..protocol.records import unchecked_content, unchecked_record
 from .replies import CheckedReply
-
-if TYPE_CHECKING:
-    from .round import Outcome, Round
+from .round import Outcome, Round
 
 _RUNNING = ("running_mean", "running_var")
 
@@ -37,7 +35,7 @@ class Averaging:
     parameter_names: Collection[str] | None = None
 
     def next_model(
-        self, round: "Round", outcomes: Sequence["Outcome"]
+        self, round: Round, outcomes: Sequence[Outcome]
     ) -> tuple[ArrayRecord, list[float]]:
         """Return the next global model, and the weight of each worker.
 
@@ -118,7 +116,7 @@ class Averaging:
 
 
 def average_metrics(
-    outcomes: Sequence["Outcome"], average: Callable[..., MetricRecord | None], weighted_by_key: str
+    outcomes: Sequence[Outcome], average: Callable[..., MetricRecord | None], weighted_by_key: str
 ) -> MetricRecord:
     """Average the metrics of the successful workers, as Flower does, and add up their samples.
 
@@ -138,7 +136,7 @@ def average_metrics(
     return metrics
 
 
-def average_momentum(outcomes: Sequence["Outcome"]) -> dict[str, AnyArray] | None:
+def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
     """Average the optimizer states that were sent, by load; None without any.
 
     Each tensor is averaged over the workers that sent it. Step counters are averaged, too, and
@@ -152,7 +150,7 @@ def average_momentum(outcomes: Sequence["Outcome"]) -> dict[str, AnyArray] | Non
 
 
 def once_per_node(
-    outcomes: Sequence["Outcome"],
+    outcomes: Sequence[Outcome],
     shares: Sequence[float],
     part: Callable[[CheckedReply], Mapping[str, AnyArray]],
 ) -> tuple[list[Mapping[str, AnyArray]], list[float]]:

@@ -2,13 +2,13 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, Literal, get_args
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
-from flwr.serverapp.strategy import FedAvg, Result
+from flwr.serverapp.strategy import Result
 
 from ..algorithm.averaging import LoadWeighting, Weighting, node_weight
 from ..algorithm.catalog import TrainOn
@@ -29,20 +29,22 @@ from ..errors import UsageError
 from ..flower.array_records import view_record
 from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy, Refusal, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
+from .budget import Budget
 from .connector import Connector
-from .fit_loop import EpochEnd, EvaluateFn, fit
 from .messages import Address
 from .patience import Patience
 from .planner import Planner
 from .round import Outcome, Round
 from .round_metrics import RoundRecord, round_record
+from .rounds import EpochEnd, EvaluateFn, TrainingLoop
+from .run_clock import RunClock
 from .slow_reduce import SlowWorkerReduce
 from .workers import DEAD_BAND, MOST_FAILURES, Worker, WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
 
 
-class BiasedLocalSGD(FedAvg):
+class BiasedLocalSGD(TrainingLoop):
     """Biased local SGD: unequal local steps, high-loss samples for fast workers, load weights.
 
     Implementation of "Biased Local SGD for Efficient Deep Learning on Heterogeneous Systems"
@@ -218,13 +220,16 @@ class BiasedLocalSGD(FedAvg):
         self.connector = Connector(
             self.registry, self.planner, max(self.min_available_nodes, 1), clock
         )
-        self.on_round: Callable[[RoundRecord], None] | None = None
-        """Called after every round."""
+        self.record: RoundRecord | None = None
+        """Work, weights and times of the last round, from `aggregate_train` on."""
         self.unevaluated: list[EpochEnd] = []
         """Models whose asynchronous evaluation is not finished."""
         self.round: Round | None = None
         """The current round, from `configure_train` to `aggregate_train`."""
-        self._patience, self._rounds_lost = Patience(), 0
+        self._patience = Patience()
+        self.clock = RunClock(clock)
+        """Seconds of the rounds so far, as they count against a budget."""
+        self._rounds_lost = 0
 
     def prepare(self, grid: Grid, arrays: ArrayRecord) -> None:
         """Connect workers, measure their speeds if needed, and choose tau_fast if it is "auto".
@@ -270,6 +275,7 @@ class BiasedLocalSGD(FedAvg):
             self.registry.assign_tiers()
             if self._dead_band:
                 self.registry.follow_speeds(*self._dead_band)
+        self.record = None
         round = self.round = self.planner.next_round(server_round, active, arrays)
         round.planning_seconds = time.perf_counter() - began
         slow = [worker for worker in active if not worker.fast]
@@ -277,7 +283,7 @@ class BiasedLocalSGD(FedAvg):
             round.slow_reduce = SlowWorkerReduce(grid, slow, self.patience_seconds())
         what = "epoch %d, round %d of %d"
         _LOG.info(what, round.epoch, round.round_in_epoch, round.rounds_in_epoch)
-        return round.messages(self.averaging, config, self.patience_seconds())
+        return round.messages(self.averaging.at_nodes, config, self.patience_seconds())
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -300,11 +306,11 @@ class BiasedLocalSGD(FedAvg):
         self.planner.record(outcomes, view_record(momentum) if momentum else None)
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
         self._learn_patience(round, outcomes)
-        if self.on_round is not None:
-            self.on_round(round_record(round, outcomes, weights))
+        self.record = round_record(round, outcomes, weights)
+        self.count_seconds(self.record)
         self.connector.note_round(round, outcomes)
         self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
-        trained_nothing = not self.planner.samples_trained and self.planner.budget_share() >= 1
+        trained_nothing = not self.planner.samples_trained and self.planner.budget_share >= 1
         all_refuse = outcomes and all(isinstance(o.failure, Refusal) for o in outcomes)
         if self._rounds_lost >= MOST_FAILURES or trained_nothing or all_refuse:
             reasons = "; ".join(
@@ -312,6 +318,11 @@ class BiasedLocalSGD(FedAvg):
             )
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
         return arrays, metrics
+
+    def count_seconds(self, record: RoundRecord) -> None:
+        """Count the seconds of a round against the budget; also of rounds before a resumed run."""
+        self.clock.add(record, self.registry.seconds_per_step_alone(self.clock.clock))
+        self.planner.seconds = self.clock.budget_seconds
 
     def patience_seconds(self, most: float = 3600.0) -> float:
         """Return the maximum time to wait for the replies of this round, in seconds.
@@ -374,11 +385,9 @@ class BiasedLocalSGD(FedAvg):
 
         The budget of the learning rate schedule is `num_rounds`.
         """
-        self.planner.budget_share = lambda: self.planner.rounds_total / num_rounds
+        self.planner.budget = Budget(rounds=num_rounds)
         configs = train_config, evaluate_config
         return super().start(grid, initial_arrays, num_rounds, timeout, *configs, evaluate_fn)
-
-    fit = fit
 
     # --- state
 

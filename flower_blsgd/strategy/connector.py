@@ -177,7 +177,7 @@ class Connector:
             def do_round(orders: list[TrainOrder]) -> list[TrainReport | None]:
                 pairs = list(zip(training, orders, strict=True))
                 round = Round(pairs, arrays, planner.keys, planner.batch_size)
-                messages = round.messages(averaging)
+                messages = round.messages(averaging.at_nodes)
                 outcomes = round.read(grid.send_and_receive(messages, timeout=_FIRST_ROUND_SECONDS))
                 if all(outcome.report for outcome in outcomes):
                     averaging.next_model(round, outcomes)

@@ -14,9 +14,9 @@ from flwr.serverapp import Grid
 
 from ..engines.features import features_of
 from ..protocol import EVALUATE, EvaluateOrder, EvaluateReport, Failure, HostOrders
-from .fit_loop import EpochEnd
 from .messages import Address, node_messages, read_answer, replies_to
 from .patience import Patience
+from .rounds import EpochEnd
 from .workers import Worker, WorkerRegistry
 
 _LOG = logging.getLogger(__name__)

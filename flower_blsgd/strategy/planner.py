@@ -1,7 +1,7 @@
 """Plan the epochs and their rounds, and record the results of the rounds."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -66,8 +66,7 @@ class Planner:
     - `measured`: seconds per step by worker index, as far as known, while rounds measure speeds;
       else None. The rest of the epoch is planned again after each of these rounds.
     - `rounds_before`, `share_before`: of this epoch, when the number of its rounds changed.
-    - `budget_share`: returns the used share of the budget, 1 or more at its end; called in every
-      round.
+    - `budget`: of the run, which schedules follow; `seconds`: those that are used of it.
     """
 
     num_samples: int
@@ -96,7 +95,7 @@ class Planner:
         self.rounds_before, self.share_before = 0, 0.0
         self.plan: EpochPlan
         self.sampling_stats: SamplingStats
-        self.budget_share: Callable[[], float] = lambda: 0.0
+        self.budget, self.seconds = Budget(), 0.0
         self.workers: list[Worker] = []
         self._without_room: set[int] = set()
 
@@ -115,9 +114,15 @@ class Planner:
         done, rounds = self.rounds_done - self.rounds_before, self.plan.rounds - self.rounds_before
         return self.share_before + (1 - self.share_before) * (done / rounds)
 
-    def used(self, seconds: float) -> Budget:
-        """Return the used part of the budget, given the used seconds."""
-        return Budget(self.epochs_done, seconds, self.rounds_total, self.samples_trained)
+    @property
+    def used(self) -> Budget:
+        """Used part of the budget."""
+        return Budget(self.epochs_done, self.seconds, self.rounds_total, self.samples_trained)
+
+    @property
+    def budget_share(self) -> float:
+        """Used share of the budget; 1 or more at its end."""
+        return self.budget.share(self.used)
 
     def plan_is_due(self, active: Sequence[Worker]) -> bool:
         """Return whether the next round begins an epoch: the last one ended or lost its workers."""
@@ -138,7 +143,7 @@ class Planner:
             others = [worker for worker in active if worker not in self.training(active)]
             self._plan(server_round, [*self.workers, *others], is_rest=True)
         rate = self.learning_rate.at(
-            self.epoch, self.budget_share(), self.rounds_done, self.plan.rounds
+            self.epoch, self.budget_share, self.rounds_done, self.plan.rounds
         )
         orders = [
             (worker, self._order(server_round, rank, worker, rate, arrays))
@@ -166,7 +171,7 @@ class Planner:
             sample_weights=self.plan.sample_weights(self.rounds_done, rank),
             arrays=arrays,
             momentum=self.averaged_momentum or self.resumed_momentum.get(worker.index),
-            progress=min(1.0, self.budget_share()),
+            progress=min(1.0, self.budget_share),
             stream_start=self.samples_planned_so_far + sum(per_round[:rank]) if in_stream else 0,
             stream_stride=sum(per_round) if in_stream else 0,
         )
@@ -354,7 +359,7 @@ class Planner:
             epoch, done, share = self.epoch, self.rounds_done, self._share_done
             self.samples_planned = self.samples_planned_so_far
         if self.selection is not None:
-            request = SelectionRequest(self.seed, epoch, self.budget_share())
+            request = SelectionRequest(self.seed, epoch, self.budget_share)
             chosen = self.selection.select(request, self.table)
             selected = checked_selected(self.selection, chosen, self.num_samples)
         size = self.num_samples if selected is None else len(selected.indices)

@@ -6,8 +6,9 @@ With an invalid reply, only the contribution of that node's workers is lost.
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 
@@ -25,7 +26,6 @@ from ..protocol import (
     TrainOrder,
 )
 from ..protocol.records import records_of
-from .averaging import Averaging
 from .messages import answer_of, node_messages
 from .replies import CheckedReply, ModelShape, check_reply, read_report
 from .slow_reduce import SlowWorkerReduce
@@ -92,15 +92,15 @@ class Round:
 
     def messages(
         self,
-        averaging: Averaging,
+        rule_at_nodes: Callable[[ArrayRecord, int], dict[str, Any]],
         config: ConfigRecord | None = None,
         patience_seconds: float = 600.0,
     ) -> list[Message]:
         """Return the messages with the orders, and start the clock of the round.
 
         A node with several devices gets the model once, the orders of all its workers, and the
-        rule to average their models. `config` is sent with every order; the keys of the order take
-        precedence. The server waits `patience_seconds` for the replies.
+        rule to average their models (`Averaging.at_nodes`). `config` is sent with every order; the
+        keys of the order take precedence. The server waits `patience_seconds` for the replies.
         """
         contents = []
         for worker, order in self.orders:
@@ -113,7 +113,7 @@ class Round:
 
         def to_host(by_rank: dict[int, RecordDict]) -> HostOrders:
             longest_steps = max(order.local_steps for _, order in self.orders)
-            rule = averaging.at_nodes(self.arrays, longest_steps)
+            rule = rule_at_nodes(self.arrays, longest_steps)
             keys = self.keys.arrays, self.keys.config, self.keys.weighted_by
             return HostOrders(by_rank, *keys, **rule, patience_seconds=patience_seconds)
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .round import Outcome, Round
+from .round import Outcome, Round
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ def split_times(
 
 
 def round_record(
-    round: "Round", outcomes: Sequence["Outcome"], weights: Sequence[float]
+    round: Round, outcomes: Sequence[Outcome], weights: Sequence[float]
 ) -> RoundRecord:
     """Return the record of a round that ends now, given outcomes and weights in worker order."""
     sent_at, reply_seconds, round_seconds = round.sent_at, round.reply_seconds, round.seconds

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..algorithm.local_steps import (
     FAST_SPEED_RATIO,
+    Clock,
     Participant,
     fastest_worker,
     speed_ratios,
@@ -261,6 +262,20 @@ class WorkerRegistry:
     def restart_seconds(self) -> float | None:
         """Start time of a process, if the process of an active worker may be starting."""
         return self.start_seconds if any(worker.fresh for worker in self.active) else None
+
+    def seconds_per_step_alone(self, clock: Clock) -> dict[int, float]:
+        """Return the known seconds per step of each worker alone, by index.
+
+        Speeds measured on the wall clock are left out, because then all workers compute together.
+        """
+        alone = {}
+        for worker in self.workers:
+            seconds = worker.profile.seconds_per_step_alone
+            if not seconds and (clock == "device" or not worker.measured):
+                seconds = worker.profile.seconds_per_step
+            if seconds:
+                alone[worker.index] = seconds
+        return alone
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all workers for a checkpoint."""

@@ -25,7 +25,7 @@ def test_share_of_any_number_of_epochs_is_exact(percent: int, epochs: int, round
     first = -(-percent * epochs * rounds // 100)  # rounds of all epochs before it
     for done, expected in ((first, 0.1), (first - 1, 1.0)):
         epoch, in_epoch = done // rounds + 1, done % rounds
-        share = (epoch - 1 + in_epoch / rounds) / epochs  # as fit_loop and planner compute it
+        share = (epoch - 1 + in_epoch / rounds) / epochs  # as the planner computes it
         assert rate.at(epoch, share, in_epoch, rounds) == pytest.approx(expected)
 
 

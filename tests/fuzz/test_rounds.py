@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.protocol import TrainOrder
-from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from ..hosts.host_nodes import HostNode
 from ..in_process_grid import (
@@ -58,8 +57,6 @@ def message_to(reply: Message) -> Message:
 
 def check_round(strategy: BiasedLocalSGD, replies: list[Message], ordered: int) -> None:
     """Average a round to which the honest worker and perhaps the other replied."""
-    records: list[RoundRecord] = []
-    strategy.on_round = records.append
     arrays, metrics = strategy.aggregate_train(1, replies)
     assert arrays is not None
     assert metrics is not None
@@ -67,7 +64,8 @@ def check_round(strategy: BiasedLocalSGD, replies: list[Message], ordered: int) 
     for name, tensor in tensors_of(arrays).items():
         assert (tensor.shape, tensor.dtype) == (before[name].shape, before[name].dtype)
         assert np.isfinite(tensor).all()
-    (record,) = records
+    record = strategy.record
+    assert record is not None
     assert math.isclose(sum(row.weight for row in record.workers), 1.0)
     assert all(row.failure == "" or row.weight == 0 for row in record.workers)
     trained = sum(row.num_examples for row in record.workers)

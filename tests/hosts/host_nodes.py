@@ -29,11 +29,12 @@ def play(
 ) -> tuple[ArrayRecord, list[RoundRecord]]:
     """Return the model after some rounds, and the records of these."""
     records: list[RoundRecord] = []
-    strategy.on_round = records.append
     for server_round in range(1, rounds + 1):
         orders = strategy.configure_train(server_round, arrays, ConfigRecord({"own": 7}), grid)
         found, metrics = strategy.aggregate_train(server_round, grid.send_and_receive(orders))
         assert found is not None
+        assert strategy.record is not None
+        records.append(strategy.record)
         assert metrics is not None
         arrays = found
     return arrays, records

@@ -9,10 +9,10 @@ from flower_blsgd.algorithm.local_steps import Clock
 from flower_blsgd.results.metrics import (
     RunMetrics,
     measured_figures,
-    on_own_devices,
 )
 from flower_blsgd.results.summary import plan_line
 from flower_blsgd.strategy.round_metrics import RoundRecord
+from flower_blsgd.strategy.run_clock import on_own_devices
 
 from .records import SPEEDS, record, row, two_rounds
 
@@ -21,9 +21,8 @@ def metrics_of(
     *records: RoundRecord, clock: Clock = "wall", speeds: Mapping[int, float] | None = None
 ) -> RunMetrics:
     metrics = RunMetrics(clock)
-    metrics.seconds_per_step = speeds or {}
     for one in records:
-        metrics.add(one)
+        metrics.add(one, speeds or {})
     return metrics
 
 
@@ -82,8 +81,8 @@ def test_budget_is_device_seconds_up_to_the_first_that_are_unknown() -> None:
         row(0, completed_steps=4, compute_seconds=2.0), planning_seconds=0.5, round_seconds=2.25
     )
     metrics, seconds = RunMetrics("device"), []
-    for metrics.seconds_per_step in ({0: 1.0}, {0: 2.0}, {}, {0: 1.0}):
-        metrics.add(one)
+    for speeds in ({0: 1.0}, {0: 2.0}, dict[int, float](), {0: 1.0}):
+        metrics.add(one, speeds)
         seconds.append(metrics.last_budget_seconds)
     assert seconds == [4.25, 8.25, 2.75, 2.75]
     assert metrics.budget_seconds == 18.0

@@ -35,7 +35,7 @@ from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.results.stopping import Best
 from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.budget import Budget
-from flower_blsgd.strategy.fit_loop import EpochEnd
+from flower_blsgd.strategy.rounds import EpochEnd
 from flower_blsgd.strategy.workers import WorkerRegistry
 
 from .records import SPEEDS, record, row, stats, two_rounds
@@ -78,7 +78,7 @@ class Run:
                 samples_given_up=3,
                 samples_cut_off=2,
                 epoch=1,
-                used=lambda seconds: Budget(strategy.planner.epoch, seconds, 1, 240),
+                used=Budget(1, 16.75, 1, 240),
                 epoch_ended=True,
                 table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
             ),
@@ -118,7 +118,9 @@ class Run:
 
     def end_epoch(self, epoch: int, metrics: MetricRecord | None = None) -> bool:
         arrays = ArrayRecord({"w": Array(np.full(3, 2.0, np.float32))})
-        self.recorder._strategy.planner.epoch = epoch
+        planner: Any = self.recorder._strategy.planner
+        planner.epoch = epoch
+        planner.used = dataclasses.replace(planner.used, epochs=epoch)
         return self.recorder.add_epoch(EpochEnd(epoch, 2 * epoch, arrays, metrics))
 
     @property

@@ -1,6 +1,6 @@
 """BiasedLocalSGD on a grid: own orders, checked replies, loud failure, nodes that come and go."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -37,6 +37,7 @@ from ..in_process_grid import (
     over_the_wire,
     slow_profile,
     toy_arrays,
+    train_rounds,
 )
 from ..log_capture import captured_log
 from .orders import strategy_of, three, two
@@ -97,7 +98,6 @@ def test_planned_samples_are_trained_given_up_or_cut_off(rounds: list[tuple[str,
     grid = InProcessGrid(everybody)
     strategy = strategy_of(64, sampler=UniformSampler(), local_steps=3, min_available_nodes=1)
     planner, records = strategy.planner, list[RoundRecord]()
-    strategy.on_round = records.append
     cut_off = 0
     for server_round, events in enumerate([("trains",) * 3 + ("is gone",), *rounds], start=1):
         of_node = dict(zip(everybody, events, strict=True))
@@ -111,6 +111,8 @@ def test_planned_samples_are_trained_given_up_or_cut_off(rounds: list[tuple[str,
                 play_round(strategy, grid, server_round)
         except AggregationError:
             break  # nobody was there, or succeeded
+        assert strategy.record is not None
+        records.append(strategy.record)
         for node_id, event in of_node.items():
             orders = everybody[node_id].orders
             if event == "is cut off" and orders and orders[-1].round == server_round:
@@ -269,13 +271,13 @@ class Choosing(BiasedLocalSGD):
 
 
 def test_worker_without_a_message_of_a_subclass_has_no_part_in_the_round() -> None:
-    strategy, records = Choosing(60, 2, 2, local_steps_slow=1, fraction_evaluate=0.0), []
+    strategy = Choosing(60, 2, 2, local_steps_slow=1, fraction_evaluate=0.0)
     with captured_log() as log:
-        strategy.fit(InProcessGrid(three()), toy_arrays(), epochs=2, on_round=records.append)
-    workers = [[row.worker for row in record.workers] for record in records]
+        ends = train_rounds(strategy, InProcessGrid(three()), epochs=2)
+    workers = [[row.worker for row in end.record.workers] for end in ends]
     assert workers == [[0, 2]] * 5 + [[0, 1]] * 7
     assert [worker.failures for worker in strategy.registry.workers] == [[], [], []]
-    assert [row.weight for row in records[0].workers] == pytest.approx([2 / 3, 1 / 3])
+    assert [row.weight for row in ends[0].record.workers] == pytest.approx([2 / 3, 1 / 3])
     planner = strategy.planner
     assert (planner.samples_trained, planner.samples_given_up) == (5 * 6 + 7 * 8, 5 * 4 + 7 * 2)
     assert log.warnings == []
@@ -290,7 +292,15 @@ def test_start_goes_on_when_a_node_is_gone_at_the_end_of_an_epoch(
     monkeypatch.setattr("flwr.serverapp.strategy.strategy_utils.sleep", would_wait)
     grid = InProcessGrid(two())
     strategy = strategy_of(12, fraction_evaluate=1.0, min_available_nodes=1)
-    strategy.on_round = lambda record: grid.disconnect(20) if record.round == 1 else None
+    receive = grid.send_and_receive
+
+    def leave(messages: Iterable[Message], **more: Any) -> Iterable[Message]:
+        replies = receive(messages, **more)
+        if strategy.planner.epoch == 1 and 20 in grid.handlers:
+            grid.disconnect(20)
+        return replies
+
+    monkeypatch.setattr(grid, "send_and_receive", leave)
     result = strategy.start(grid, toy_arrays(), num_rounds=4)
     assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
     assert [m.metadata.dst_node_id for m in grid.sent_of_type("evaluate")] == [10]
@@ -363,11 +373,10 @@ def _losses_of_length(indices: np.ndarray) -> np.ndarray:
 
 def test_round_is_reported_with_its_mean_loss() -> None:
     strategy = strategy_of(24)
-    records: list[RoundRecord] = []
-    strategy.on_round = records.append
     _, metrics = play_round(strategy, InProcessGrid(two(losses=_losses_of_length)), 3)
     assert metrics == {"train-loss": pytest.approx(20 / 6), "num-examples": 6}  # and no times
-    (record,) = records
+    record = strategy.record
+    assert record is not None
     assert (record.round, record.epoch) == (3, 1)
     assert (record.rounds_in_epoch, record.round_in_epoch) == (4, 1)
     assert record.train_loss == pytest.approx(20 / 6)  # (4 x 4 + 2 x 2) / 6

@@ -26,6 +26,7 @@ from ..in_process_grid import (
     same_bits,
     slow_profile,
     toy_arrays,
+    train_rounds,
     unnamed_profile,
 )
 from ..log_capture import captured_log
@@ -251,7 +252,7 @@ def test_scripts_are_measured_by_rounds_of_training_whose_work_counts(
         progress.append(planner.epochs_done)
 
     with captured_log() as log:
-        strategy.fit(grid, toy_arrays(), epochs=2, on_round=note)
+        train_rounds(strategy, grid, handle=note, epochs=2)
     assert steps_of(*nodes) == [(1, 1)] + [(30, 10)] * 4 + [(6, 2)] * (42 + 62)
     assert strategy.connector.steps_chosen.startswith(
         "local-steps-fast = auto: 6; a round takes 0.0"

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, Error, Message, MetricRecord
 from flower_blsgd.flower.internals import CRASHED
 from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, WorkerProfile
 from flower_blsgd.strategy.evaluation import WorkerEvaluation, batches_by_speed
-from flower_blsgd.strategy.fit_loop import EpochEnd
+from flower_blsgd.strategy.rounds import EpochEnd
 
 from ..in_process_grid import InProcessGrid, Order, fast_profile, slow_profile, toy_arrays
 from ..log_capture import captured_log

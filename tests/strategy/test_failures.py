@@ -2,11 +2,12 @@
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp.exception import AggregationError
 
 from flower_blsgd.algorithm.catalog import TrainOn
@@ -19,6 +20,7 @@ from flower_blsgd.flower.internals import NOT_LOADED
 from flower_blsgd.protocol import Failure, HostReply
 from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.summary import summary_of
+from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from ..in_process_grid import (
@@ -29,6 +31,7 @@ from ..in_process_grid import (
     fast_profile,
     slow_profile,
     toy_arrays,
+    train_rounds,
 )
 from ..log_capture import captured_log
 from .orders import strategy_of, three
@@ -65,14 +68,17 @@ class Run:
         self.records: list[RoundRecord] = []
         self.models: list[float] = []
 
-    def play(self, epochs: int, **arguments: Any) -> "Run":
-        arguments |= {"on_round": self.records.append, "between_rounds": self._note_model}
+    def play(
+        self, epochs: int, handle: Callable[[], object] = lambda: None, timeout: float = 3600
+    ) -> "Run":
+        """Train, and call `handle` after every round."""
         with captured_log() as self.log:
-            self.strategy.fit(self.grid, toy_arrays(), epochs=epochs, **arguments)
+            budget = Budget(epochs=epochs)
+            for end in self.strategy.rounds(self.grid, toy_arrays(), budget, timeout=timeout):
+                self.records.append(end.record)
+                self.models.append(float(end.arrays["weight"].numpy()[0, 0]))
+                handle()
         return self
-
-    def _note_model(self, server_round: int, arrays: ArrayRecord) -> None:
-        self.models.append(float(arrays["weight"].numpy()[0, 0]))
 
     @property
     def failures(self) -> list[dict[str, int]]:
@@ -240,12 +246,11 @@ def test_worker_that_fails_at_its_start_is_counted_and_taken_when_it_answers(
     grid = InProcessGrid(three() | {20: handler})
     run = Run(grid, min_available_nodes=2)
 
-    def repair(*_: Any) -> bool:
+    def repair() -> None:
         if len(run.records) == 2:
             grid.connect(20, ToyWorker(fast_profile(1), 2.0))
-        return False
 
-    run.play(epochs=2, should_stop=repair)
+    run.play(2, repair)
     registry = run.strategy.registry
     summary = summary_of(RunConfig(), run.strategy, RunMetrics("wall"), [])
     if not kind:
@@ -333,17 +338,16 @@ def test_min_workers_stops_the_run_when_an_epoch_begins(
     grid = InProcessGrid(three())
     run = Run(grid, min_available_nodes=needed)
 
-    def leave(*_: Any) -> bool:
+    def leave() -> None:
         if len(run.records) == 2:
             grid.disconnect(20)
-        return False
 
     if goes_on:
-        run.play(epochs=3, should_stop=leave)
+        run.play(3, leave)
         assert len(run.records) > 12
         return
     with pytest.raises(AggregationError) as stopped:
-        run.play(epochs=3, should_stop=leave)
+        run.play(3, leave)
     assert len(run.records) == 6  # the epoch was finished without it
     assert 60 <= clock.now < 62
     for fragment in ("2 of 3 workers are left", "min-workers = 3", "fast-1 (cpu:1): its node is"):
@@ -358,15 +362,14 @@ def test_only_workers_that_train_count_and_an_idle_one_is_no_reason_to_go_on(
     grid = InProcessGrid(three())
     run = Run(grid, train_on=TrainOn(fast_only=True))
 
-    def leave(*_: Any) -> bool:
+    def leave() -> None:
         if len(run.records) == 2:
             back = {node_id: grid.disconnect(node_id) for node_id in (10, 20)}
             clock.at[20.0] = lambda: grid.handlers.update(back)
         if len(run.records) == 5:
             grid.disconnect(30)
-        return False
 
-    run.play(epochs=2, should_stop=leave)
+    run.play(2, leave)
     assert 20 <= clock.now < 21
     assert [[row.worker for row in record.workers] for record in run.records] == [[0, 1]] * 15
     assert run.strategy.planner.samples_given_up == 0
@@ -407,7 +410,7 @@ def test_patience_is_long_for_what_is_new_and_never_below_a_deadline() -> None:
         if record.round == 3:
             grid.connect(31, grid.disconnect(30))  # a new process: it may have to compile again
 
-    strategy.fit(grid, toy_arrays(), epochs=1, on_round=leave)
+    train_rounds(strategy, grid, handle=leave, epochs=1)
     queries_and_rounds = [600.0, 3600.0, 200.0, 200.0, 60.0, 3600.0, 200.0, 200.0]
     assert grid.timeouts == queries_and_rounds
 

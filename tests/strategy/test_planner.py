@@ -24,6 +24,7 @@ from flower_blsgd.algorithm.selection import (
 )
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
+from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.workers import Worker, WorkerRegistry
 
@@ -89,7 +90,7 @@ def test_epochs_of_fewer_samples_are_as_much_shorter(
     """A round has 6 samples; all epochs together are within one round of what they should be."""
     planner = planner_of(60, sampler=UniformSampler(), selection=selection)
     infobatch = isinstance(selection, InfoBatch)
-    planner.budget_share = lambda: planner.epochs_done / 9
+    planner.budget = Budget(epochs=9)
     due, server_round = 0, 0
     for epoch in range(1, 10):
         orders: list[TrainOrder] = []

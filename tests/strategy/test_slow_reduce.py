@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Error, Message
 
+from flower_blsgd import RoundEnd
 from flower_blsgd.algorithm.averaging import weighted_average
 from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.machine import usable_cores
@@ -19,7 +20,6 @@ from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.flower.internals import CRASHED
 from flower_blsgd.protocol import TRAIN_SUM, SumOrder, SumReport, WorkerProfile
 from flower_blsgd.run import make_strategy, train_on
-from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.strategy.slow_reduce import SlowWorkerReduce
 from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.worker.profile import answer_sum
@@ -31,6 +31,7 @@ from ..in_process_grid import (
     fast_profile,
     same_bits,
     slow_profile,
+    train_rounds,
 )
 from ..log_capture import captured_log
 from ..small_training import NUM_SAMPLES, make_model, worker_of
@@ -142,9 +143,8 @@ def test_server_sums_the_slice_of_a_worker_that_sends_a_wrong_reply(
 def play(
     algorithm: str,
     *slow: Handler,
-    on_round: Callable[[RoundRecord, InProcessGrid], object] = lambda *_: None,
     **changes: Any,
-) -> tuple[ArrayRecord, InProcessGrid]:
+) -> tuple[list[RoundEnd], InProcessGrid]:
     """Two fast workers and these; two epochs of six rounds."""
     fast = [worker_of(fast_profile(0), True), worker_of(fast_profile(1), True)]
     config = RunConfig(
@@ -153,9 +153,9 @@ def play(
     strategy = make_strategy(config, NUM_SAMPLES, 2)
     grid = InProcessGrid({10 + i: worker for i, worker in enumerate([*fast, *slow])})
     initial = ArrayRecord(make_model(True).state_dict())
-    result = strategy.fit(grid, initial, epochs=2, on_round=lambda record: on_round(record, grid))
-    assert len(result.train_metrics_clientapp) == len(fast[0].orders)
-    return result.arrays, grid
+    ends = train_rounds(strategy, grid, initial, epochs=2)
+    assert len(ends) == len(fast[0].orders)
+    return ends, grid
 
 
 def two_summers() -> list[Summer]:
@@ -166,32 +166,30 @@ def two_summers() -> list[Summer]:
     "settings", [{}, {"outer_optimizer": "nesterov", "momentum_buffers": "average"}]
 )
 def test_byteps_is_fast_only_sync_sgd_to_the_bit(settings: dict[str, Any]) -> None:
-    records: list[RoundRecord] = []
     slow = two_summers()
-    summed, grid = play("byteps", *slow, on_round=lambda r, _: records.append(r), **settings)
+    ends, grid = play("byteps", *slow, **settings)
     idle = two_summers()
-    alone, other = play("sync-sgd-fast-only", *idle, **settings)
+    others, other = play("sync-sgd-fast-only", *idle, **settings)
+    summed, alone = ends[-1].arrays, others[-1].arrays
     assert [worker.types for worker in idle] == [["query.profile"]] * 2
     assert same_bits(summed, alone)
     assert not same_bits(summed, ArrayRecord(make_model(True).state_dict()))
-    assert len(records) == 12
+    assert len(ends) == 12
     assert [worker.types for worker in slow] == [["query.profile"] + [TRAIN_SUM] * 12] * 2
     assert len(grid.sent_of_type("train")) == len(other.sent_of_type("train")) == 24
     assert other.sent_of_type(TRAIN_SUM) == []
 
 
 def test_byteps_records_tell_who_summed_and_how_long() -> None:
-    records: list[RoundRecord] = []
-
     def wait(message: Message, reply: Message) -> Message:
         right = SumReport.from_content(reply.content)
         now = time.time()
         return SumReport(right.arrays, now, now + 1000.0).to_reply(message)
 
     slow = Summer(slow_profile(2), wait), two_summers()[1]
-    play("byteps", *slow, on_round=lambda record, _: records.append(record))
-    assert len(records) == 12
-    for record in records:
+    ends, _ = play("byteps", *slow)
+    assert len(ends) == 12
+    for record in (end.record for end in ends):
         assert [row.worker for row in record.workers] == [0, 1, 2, 3]
         assert [row.trained for row in record.workers] == [True, True, False, False]
         trained, (first, second) = record.workers[:2], record.workers[2:]

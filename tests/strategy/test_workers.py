@@ -24,6 +24,7 @@ from ..in_process_grid import (
     fast_profile,
     slow_profile,
     toy_arrays,
+    train_rounds,
     unnamed_profile,
 )
 from ..log_capture import captured_log
@@ -362,7 +363,7 @@ def play(profile: WorkerProfile, slow_pace: Pace, epochs: int, **arguments: Any)
     arguments = {"rebalance": True} | arguments
     strategy = BiasedLocalSGD(240, 2, SystemAwareSteps(16), min_available_nodes=2, **arguments)
     grid = InProcessGrid({10: fast, 20: slow})
-    strategy.fit(grid, toy_arrays(), epochs=epochs, on_round=records.append)
+    train_rounds(strategy, grid, handle=records.append, epochs=epochs)
     return fast, slow, strategy, records
 
 
@@ -422,7 +423,7 @@ def test_batch_that_cannot_be_is_refused_and_of_a_late_node_leaves_it_out(
             grid.connect(300, ToyWorker(slow_profile(2, batch_size=batch)))
 
     with captured_log() as log:
-        strategy.fit(grid, toy_arrays(), epochs=2, on_round=connect)
+        train_rounds(strategy, grid, handle=connect, epochs=2)
     assert log.errors[0].startswith(f"node 300 does not take part: has batch={batch}, ")
     assert len(strategy.registry.workers) == 2
 
@@ -443,7 +444,7 @@ def test_late_node_for_whose_batch_the_data_are_too_small_waits_for_room(mode: A
             grid.handlers.pop(101, None)
 
     with captured_log() as log:
-        strategy.fit(grid, toy_arrays(), epochs=6, on_round=change)
+        train_rounds(strategy, grid, handle=change, epochs=6)
     kinds = [workers for workers, _ in itertools.groupby(trained)]
     # By index: the workers that join are fast-2 and slow-3.
     assert kinds == [[0, 1], [0, 1, 2], [0, 2, 3]]

@@ -1,8 +1,10 @@
-"""The loop of `fit`: budgets, evaluation, callbacks."""
+"""The loops `rounds` and `fit`: budgets, evaluation, callbacks."""
 
+import contextlib
 import dataclasses
 import gc
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.averaging import NormalizedWeighting
 from flower_blsgd.algorithm.outer_optimizer import OuterSGD
 from flower_blsgd.algorithm.schedules import LearningRate
-from flower_blsgd.strategy.fit_loop import EpochEnd
+from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord, round_record
+from flower_blsgd.strategy.rounds import EpochEnd
+from flower_blsgd.strategy.run_clock import RunClock
 
 from ..in_process_grid import (
     InProcessGrid,
@@ -26,6 +30,7 @@ from ..in_process_grid import (
     slow_profile,
     tensors_of,
     toy_arrays,
+    train_rounds,
 )
 from .orders import strategy_of, two
 
@@ -35,28 +40,18 @@ def orders_of(grid: InProcessGrid) -> list[Any]:
 
 
 class Recorder:
-    """Keeps what the callbacks are given, in the order in which they are called."""
+    """Keeps what the callbacks are given."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, int]] = []
+        self.evaluated: list[int] = []
         self.epochs: list[EpochEnd] = []
-        self.rounds: list[RoundRecord] = []
 
     def evaluate(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        self.calls.append(("evaluate", server_round))
+        self.evaluated.append(server_round)
         return MetricRecord({"accuracy": server_round / 10})
 
-    def on_round(self, record: RoundRecord) -> None:
-        self.calls.append(("round", record.round))
-        self.rounds.append(record)
-
     def on_epoch(self, end: EpochEnd) -> None:
-        self.calls.append(("epoch", end.epoch))
         self.epochs.append(end)
-
-    @property
-    def evaluated(self) -> list[int]:
-        return [server_round for name, server_round in self.calls if name == "evaluate"]
 
 
 def test_arguments_reach_the_orders_and_nothing_of_the_callers_is_changed() -> None:
@@ -77,83 +72,10 @@ def test_arguments_reach_the_orders_and_nothing_of_the_callers_is_changed() -> N
     assert arrays["bias"].numpy().tolist() == [0.5]
 
 
-class Later:
-    """An async evaluation that has the result of a model, or None, after so many rounds."""
-
-    def __init__(self, results: list[MetricRecord | None], rounds: int) -> None:
-        self.unevaluated: list[EpochEnd] = []
-        self._results, self._rounds, self._left = results, rounds, 0
-
-    def begin(self, end: EpochEnd) -> bool:
-        self.unevaluated.append(end)
-        self._left = self._rounds
-        return True
-
-    def take(self) -> EpochEnd | None:
-        self._left -= 1
-        if not self.unevaluated or self._left > 0:
-            return None
-        return dataclasses.replace(self.unevaluated[0], metrics=self._results.pop(0))
-
-    def finish(self) -> None:
-        del self.unevaluated[0]
-
-
 def fitted(seen: Recorder, **arguments: Any) -> Result:
     """Train two workers with the callbacks of a recorder."""
-    callbacks = {
-        "evaluate_fn": seen.evaluate,
-        "on_round": seen.on_round,
-        "on_epoch": seen.on_epoch,
-    }
+    callbacks = {"evaluate_fn": seen.evaluate, "on_epoch": seen.on_epoch}
     return strategy_of(12).fit(InProcessGrid(two()), toy_arrays(), **(callbacks | arguments))
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_result_of_an_async_evaluation_comes_later_and_the_last_model_is_evaluated_by_all(
-    fails: bool,
-) -> None:
-    seen, later = Recorder(), Later([None if fails else MetricRecord({"accuracy": 0.5})], 1)
-    result = fitted(seen, epochs=2, async_evaluation=later)
-    assert seen.calls == [
-        *(("round", 1), ("round", 2), ("epoch", 1), ("round", 3)),
-        *([("evaluate", 2)] if fails else []),
-        *(("epoch", 1), ("round", 4), ("evaluate", 4), ("epoch", 2)),
-    ]
-    accuracy = 0.2 if fails else 0.5
-    kept = [(end.epoch, end.round, end.late, end.metrics) for end in seen.epochs]
-    assert kept == [
-        (1, 2, False, None),
-        (1, 2, True, {"accuracy": accuracy}),
-        (2, 4, False, {"accuracy": 0.4}),
-    ]
-    assert seen.epochs[0].arrays is seen.epochs[1].arrays
-    assert result.evaluate_metrics_serverapp == {2: {"accuracy": accuracy}, 4: {"accuracy": 0.4}}
-
-
-@pytest.mark.parametrize("rounds", [2, 9])
-def test_async_result_at_the_end_of_the_run_is_taken_if_it_is_there_and_else_dropped(
-    rounds: int,
-) -> None:
-    seen, later = Recorder(), Later([MetricRecord({"accuracy": 0.5})], rounds)
-    fitted(seen, epochs=2, async_evaluation=later)
-    kept = [(end.epoch, end.late) for end in seen.epochs]
-    assert kept == [(1, False), *([(1, True)] if rounds == 2 else []), (2, False)]
-    assert seen.evaluated == [4]
-    assert later.unevaluated == []
-
-
-def test_late_result_ends_the_run_within_an_epoch_with_an_evaluation_of_the_last_model() -> None:
-    seen, later = Recorder(), Later([MetricRecord({"accuracy": 0.5})], 1)
-
-    def on_epoch(end: EpochEnd) -> bool:
-        seen.on_epoch(end)
-        return end.late
-
-    fitted(seen, epochs=5, async_evaluation=later, on_epoch=on_epoch)
-    kept = [(end.epoch, end.round, end.late) for end in seen.epochs]
-    assert kept == [(1, 2, False), (1, 2, True), (2, 3, False)]
-    assert seen.evaluated == [3]
 
 
 def test_evaluation_every_so_many_epochs_and_at_the_end() -> None:
@@ -164,17 +86,28 @@ def test_evaluation_every_so_many_epochs_and_at_the_end() -> None:
     assert [end.metrics is None for end in seen.epochs] == [True, False, True, False, False]
 
 
-def test_should_stop_ends_after_that_round_with_an_evaluation() -> None:
-    seen = Recorder()
+def test_on_epoch_that_returns_true_ends_the_run() -> None:
+    result = fitted(Recorder(), epochs=9, on_epoch=lambda end: end.epoch == 2)
+    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
 
-    def should_stop(server_round: int, result: Result) -> bool:
-        assert server_round in result.train_metrics_clientapp
-        return server_round == 3
 
-    result = fitted(seen, epochs=9, should_stop=should_stop)
-    assert list(result.train_metrics_clientapp) == [1, 2, 3]
-    assert seen.evaluated == [2, 3]
-    assert [(end.epoch, end.round) for end in seen.epochs] == [(1, 2), (2, 3)]
+def test_loop_can_be_left_and_continued_after_any_round() -> None:
+    """By a break, or by an exception in its body: the workers and the plan stay as they are."""
+    whole = train_rounds(strategy_of(12), InProcessGrid(two()), epochs=3)
+    strategy, grid = strategy_of(12), InProcessGrid(two())
+    arrays, start_round, ends = toy_arrays(), 0, []
+    for leave_after in (1, 3, 99):
+        loop = strategy.rounds(grid, arrays, Budget(epochs=3), start_round=start_round)
+        with contextlib.suppress(ValueError):
+            for end in loop:
+                ends.append(end)
+                arrays, start_round = end.arrays, end.round
+                if end.round == leave_after:
+                    raise ValueError
+    fields = [(e.round, e.epoch, e.epoch_ended, e.over, e.metrics) for e in ends]
+    assert fields == [(e.round, e.epoch, e.epoch_ended, e.over, e.metrics) for e in whole]
+    assert [bool(over) for *_, over, _ in fields] == [False] * 5 + [True]
+    assert same_bits(ends[-1].arrays, whole[-1].arrays)
 
 
 def test_seconds_budget_counts_planning_and_rounds_but_no_evaluation(
@@ -191,6 +124,12 @@ def test_seconds_budget_counts_planning_and_rounds_but_no_evaluation(
     result = fitted(seen, seconds=5.0)
     assert list(result.train_metrics_clientapp) == [1, 2, 3]  # 2, 4, 6 seconds
     assert seen.evaluated == [2, 3]
+
+
+class OneSecondEach(RunClock):
+    def add(self, record: RoundRecord, seconds_per_step: Mapping[int, float]) -> RoundRecord:
+        self.budget_seconds += 1.0
+        return record
 
 
 @pytest.mark.parametrize(
@@ -212,8 +151,8 @@ def test_learning_rate_follows_the_budget_the_epochs_and_the_rounds(
 ) -> None:
     grid = InProcessGrid(two())
     strategy = strategy_of(12, learning_rate=LearningRate(1.0, **schedule))
-    planner = strategy.planner
-    strategy.fit(grid, toy_arrays(), budget_seconds=lambda: float(planner.rounds_total), **budget)
+    strategy.clock = OneSecondEach()
+    strategy.fit(grid, toy_arrays(), **budget)
     assert [order.learning_rate for order in orders_of(grid)] == pytest.approx(rates)
 
 
@@ -304,7 +243,7 @@ class Moving(ToyWorker):
         return ArrayRecord({n: Array(floats.get(n, t)) for n, t in tensors.items()})
 
 
-@pytest.mark.parametrize("kind", ["start", "fit", "fednova", "momentum"])
+@pytest.mark.parametrize("kind", ["start", "rounds", "fit", "fednova", "momentum"])
 def test_user_code_that_changes_what_it_reads_does_not_change_the_run(kind: str) -> None:
     def models(scribbles: bool) -> list[ArrayRecord]:
         def touch(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -315,10 +254,6 @@ def test_user_code_that_changes_what_it_reads_does_not_change_the_run(kind: str)
 
         def on_epoch(end: EpochEnd) -> None:
             touch(end.round, end.arrays)
-
-        def should_stop(server_round: int, result: Result) -> bool:
-            touch(server_round, result.arrays)
-            return False
 
         kept: list[ArrayRecord] = []
         parts: dict[str, Any] = {}
@@ -332,13 +267,14 @@ def test_user_code_that_changes_what_it_reads_does_not_change_the_run(kind: str)
         if kind == "start":
             more = {"num_rounds": 6, "evaluate_fn": touch}
             kept.append(strategy.start(grid, toy_arrays(), **more).arrays)
+        elif kind == "rounds":
+            for end in strategy.rounds(grid, toy_arrays(), Budget(epochs=2)):
+                touch(end.round, end.arrays)
         else:
-            more = {"between_rounds": touch, "on_epoch": on_epoch, "should_stop": should_stop}
-            kept.append(
-                strategy.fit(grid, toy_arrays(), epochs=2, evaluate_fn=touch, **more).arrays
-            )
+            more = {"evaluate_fn": touch, "on_epoch": on_epoch}
+            kept.append(strategy.fit(grid, toy_arrays(), epochs=2, **more).arrays)
         return kept
 
     undisturbed, disturbed = models(False), models(True)
-    assert len(undisturbed) == len(disturbed) > 6
+    assert len(undisturbed) == len(disturbed) >= 5
     assert all(map(same_bits, undisturbed, disturbed))
