@@ -125,7 +125,6 @@ def test_arrows_between_packages_point_one_way() -> None:
 
 CIRCLES: set[frozenset[str]] = {
     frozenset({"session.sampler", "session.session"}),
-    frozenset({"experiments.comparison_plot", "experiments.comparison_report"}),
 }
 """Pairs of modules of one package that import each other, also through others; no more of them."""
 
@@ -151,7 +150,6 @@ def test_modules_of_a_package_import_each_other_one_way_only() -> None:
 
 
 NAMED_UPWARDS = {
-    ("experiments", "flower_blsgd.paper.report:page_of_reproduction"),
     ("worker", "flower_blsgd.tasks"),
 }
 """Modules that a lower package names as a string; none may be added."""

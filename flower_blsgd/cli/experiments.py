@@ -186,9 +186,11 @@ def _reproduce(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     from ..experiments.html_report import write_report
+    from ..paper.report import FILE, page_of_reproduction
 
     out = Path(options.out or f"{options.folder}/report.html")
-    say(f"{write_report(Path(options.folder), out)}\nin {out}: open it in a browser")
+    title = write_report(Path(options.folder), out, {FILE: page_of_reproduction})
+    say(f"{title}\nin {out}: open it in a browser")
 
 
 # --- what the commands share

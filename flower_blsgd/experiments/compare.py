@@ -23,10 +23,18 @@ from ..results.progress import ProgressView
 from ..run import check_workers, load_own_task, make_local_grid, train_on
 from ..strategy.budget import Budget
 from .calibration import measure_speeds, without_speeds
-from .comparison import VARIED, Comparison, Run, compare_runs, metric_of, read_run, run_folder
+from .comparison import (
+    SETTINGS,
+    VARIED,
+    Comparison,
+    Run,
+    compare_runs,
+    metric_of,
+    read_run,
+    run_folder,
+)
 from .comparison_report import write_comparison
 
-SETTINGS = "comparison.toml"
 SPEEDS = "workers.toml"
 REPEATED = tuple(name for name, row in ALGORITHMS.items() if row.epoch == "samples")
 """The algorithms that ``--algorithms all`` compares: an epoch of each has N samples."""

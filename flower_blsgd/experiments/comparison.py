@@ -15,10 +15,15 @@ from scipy import stats
 
 from ..errors import UsageError
 from ..results.metric import ACCURACY, Metric, value_in
+from ..results.tables import counted
+from ..strategy.budget import Budget
 
 _CONFIDENCE = 0.95
 _ROUNDING = 1e-9
 """Share of a value, or of its last decimal place, that is rounding."""
+
+SETTINGS = "comparison.toml"
+"""File with the common settings of the runs of a comparison, which only its folder has."""
 
 VARIED = ("algorithm", "seed", "out", "name")
 """Settings that differ between the runs of one comparison, or do not change what is trained."""
@@ -147,6 +152,10 @@ class AlgorithmFigures:
         """Sample standard deviation of the final values; None for fewer than two."""
         return stdev(self.values) if len(self.values) > 1 else None
 
+    def text(self, metric: Metric) -> str:
+        """Return ``"98.33 ± 0.28"``, an accuracy in percent."""
+        return "not measured" if self.value is None else metric.text(self.value, self.deviation)
+
     def mean(self, figure: str) -> float | None:
         """Return the mean of a figure of ``summary.json`` over the runs that have it."""
         return known_mean(run[figure] for run in self.runs)
@@ -215,6 +224,22 @@ def compare_runs(
         algorithms.append(AlgorithmFigures(name, its, reached, found))
     algorithms.sort(key=lambda one: math.inf if one.value is None else -sign * one.value)
     return Comparison(reference, aim, target is not None, tuple(algorithms), failed, metric)
+
+
+def headline(runs: Sequence[Run]) -> str:
+    """Return task, budget and seeds: ``"digits, 15 epochs, 3 seeds"``."""
+    settings, seeds = runs[0]["settings"], {run["seed"] for run in runs}
+    epochs = [run["settings"].get("epochs", 0) for run in runs]
+    if seconds := settings.get("seconds"):
+        simulated = runs[0]["clock"] == "device"
+        budget = f"{seconds:g} s {'on simulated devices' if simulated else 'of training'}"
+    elif settings.get("rounds") or settings.get("samples"):
+        budget = str(Budget(max(epochs), 0, settings.get("rounds", 0), settings.get("samples", 0)))
+    else:
+        least = f"{min(epochs)} to " if min(epochs) < max(epochs) else ""
+        budget = least + counted(max(epochs), "epoch")
+    number = f"seed {seeds.pop()}" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    return f"{runs[0]['task']}, {budget}, {number}"
 
 
 def reached_at(run: Run, target: float) -> Mapping[str, Any] | None:

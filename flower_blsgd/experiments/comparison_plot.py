@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from ..results import plots
 from ..results.metric import Metric
-from .comparison import Comparison, Run
-from .comparison_report import headline, value_text
+from .comparison import Comparison, Run, headline
 
 _LOG_FROM_RATIO = 10
 """Ratio of the longest to the shortest training from which the axis of time is logarithmic."""
@@ -177,7 +176,7 @@ def _draw_ranking(
         style, is_reference = styles[one.algorithm], one.algorithm == comparison.reference
         color = style["color"]
         axes.plot(one.values, [y] * len(one.values), "o", color=color, markersize=4, alpha=0.6)
-        axes.text(1.02, y, value_text(one, comparison.metric), va="center", transform=beside)
+        axes.text(1.02, y, one.text(comparison.metric), va="center", transform=beside)
         if one.value is None:
             continue
         filled = is_reference or (one.difference is not None and one.difference.shown)

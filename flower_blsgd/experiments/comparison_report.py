@@ -1,6 +1,6 @@
 """Write a comparison: a table to read, a table to compute with, and a picture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
 
@@ -11,9 +11,16 @@ from ..config import RunConfig
 from ..files import write_text, written_whole
 from ..results.folder import refused
 from ..results.metric import Metric
-from ..results.tables import UNKNOWN, Table, counted, csv_of, seconds_text, share_text
-from ..strategy.budget import Budget
-from .comparison import VARIED, AlgorithmFigures, Comparison, Run, known_mean, reached_at
+from ..results.tables import UNKNOWN, Table, csv_of, seconds_text, share_text
+from .comparison import (
+    VARIED,
+    AlgorithmFigures,
+    Comparison,
+    Run,
+    headline,
+    known_mean,
+    reached_at,
+)
 
 _HOW_TO_READ = {
     "difference": "difference to the reference, seed by seed, ± half of the 95 % confidence "
@@ -64,7 +71,7 @@ def table_of(comparison: Comparison) -> Table:
     columns: dict[str, Callable[[AlgorithmFigures], str]] = {
         "algorithm": lambda one: one.algorithm,
         "n": lambda one: str(len(one.values)),
-        fill(metric.label, 11): lambda one: value_text(one, metric),
+        fill(metric.label, 11): lambda one: one.text(metric),
         difference: lambda one: _difference_text(one, comparison.reference),
         "training\n(s)": lambda one: seconds_text(one.mean("training_seconds")),
         "simulated\n(s)": lambda one: seconds_text(one.mean("device_seconds")),
@@ -147,11 +154,6 @@ def percent(share: float | None) -> float | None:
 # --- phrases that files, terminal and picture share
 
 
-def value_text(one: AlgorithmFigures, metric: Metric) -> str:
-    """Return ``"98.33 ± 0.28"``, an accuracy in percent."""
-    return "not measured" if one.value is None else metric.text(one.value, one.deviation)
-
-
 def verdict(comparison: Comparison) -> str:
     """Return a sentence on which algorithms are better or worse than the reference."""
     by_words: dict[str, list[str]] = {}
@@ -191,22 +193,6 @@ def _target_line(comparison: Comparison) -> str:
 
 
 # --- the conditions under which the runs were made
-
-
-def headline(runs: Sequence[Run]) -> str:
-    """Return task, budget and seeds: ``"digits, 15 epochs, 3 seeds"``."""
-    settings, seeds = runs[0]["settings"], {run["seed"] for run in runs}
-    epochs = [run["settings"].get("epochs", 0) for run in runs]
-    if seconds := settings.get("seconds"):
-        simulated = runs[0]["clock"] == "device"
-        budget = f"{seconds:g} s {'on simulated devices' if simulated else 'of training'}"
-    elif settings.get("rounds") or settings.get("samples"):
-        budget = str(Budget(max(epochs), 0, settings.get("rounds", 0), settings.get("samples", 0)))
-    else:
-        least = f"{min(epochs)} to " if min(epochs) < max(epochs) else ""
-        budget = least + counted(max(epochs), "epoch")
-    number = f"seed {seeds.pop()}" if len(seeds) == 1 else f"{len(seeds)} seeds"
-    return f"{runs[0]['task']}, {budget}, {number}"
 
 
 def conditions(comparison: Comparison) -> dict[str, str]:

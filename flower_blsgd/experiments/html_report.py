@@ -5,9 +5,9 @@ The page opens without a network: it contains its pictures, and all text from fi
 
 import base64
 import csv
-import importlib
 import re
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -22,15 +22,17 @@ from ..results.metrics import metrics_of
 from ..results.summary import last_lines, versions
 from ..results.tables import UNKNOWN, Table
 from . import comparison_report as words
-from .comparison import Comparison, Run, compare_runs, metric_of, read_run, run_folder
+from .comparison import (
+    SETTINGS,
+    Comparison,
+    Run,
+    compare_runs,
+    headline,
+    metric_of,
+    read_run,
+    run_folder,
+)
 from .comparison_plot import draw_comparison
-
-_PAGES = {
-    "reproduction.csv": "flower_blsgd.paper.report:page_of_reproduction",
-    "comparison.toml": f"{__name__}:page_of_comparison",
-    "config.toml": f"{__name__}:page_of_run",
-}
-"""For each kind of results folder a file that only it has, and the function that reads it."""
 
 _PICTURES = ("learning_curve", "timeline", "sampling")
 _WORKER = (
@@ -50,19 +52,23 @@ class Page:
     metric: Metric = ACCURACY
 
 
-def write_report(folder: Path, out: Path) -> str:
+PageReader = Callable[[Path], Page]
+
+
+def write_report(folder: Path, out: Path, more: Mapping[str, PageReader] | None = None) -> str:
     """Write the page of a results folder to a file, whole or not at all; return its headline.
 
-    The page names runs of a comparison that are missing. UsageError if the folder holds no results
-    that this version can read, or the file cannot be written.
+    `more` has readers of folders other than those of runs and comparisons, by a file that only such
+    a folder has. The page names runs of a comparison that are missing. UsageError if the folder
+    holds no results that this version can read, or the file cannot be written.
     """
-    reader = next((name for file, name in _PAGES.items() if (folder / file).is_file()), None)
+    readers = {**(more or {}), SETTINGS: page_of_comparison, "config.toml": page_of_run}
+    reader = next((readers[file] for file in readers if (folder / file).is_file()), None)
     if reader is None:
-        raise UsageError(f"{folder} holds none of {', '.join(_PAGES)}; name a folder under runs/")
-    module, _, function = reader.partition(":")
+        raise UsageError(f"{folder} holds none of {', '.join(readers)}; name a folder under runs/")
     folder = folder.resolve()  # runs/latest is a link
     try:
-        page: Page = getattr(importlib.import_module(module), function)(folder)
+        page = reader(folder)
     except UsageError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -110,9 +116,9 @@ def page_of_comparison(folder: Path) -> Page:
     """Return the page of a comparison."""
     comparison = read_comparison(folder)
     metric, (best, *others) = comparison.metric, comparison.algorithms
-    title = f"{best.algorithm}: {metric.split} {metric.name} {words.value_text(best, metric)}"
+    title = f"{best.algorithm}: {metric.split} {metric.name} {best.text(metric)}"
     title += " %" * (metric.is_accuracy and best.value is not None)
-    lead = f"{words.headline(comparison.runs)}. "
+    lead = f"{headline(comparison.runs)}. "
     if others and best.value is not None:
         title += f", the best of {1 + len(others)}"
         lead += f"Reference: {comparison.reference}, the first algorithm. "

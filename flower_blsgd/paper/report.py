@@ -166,7 +166,7 @@ def _text(row: Mapping[str, Any], names: str) -> str:
 
 
 def page_of_reproduction(folder: Path) -> Page:
-    """Return the page of a reproduction, for `experiments.html_report`."""
+    """Return the page of a reproduction."""
     rows = _read_rows(folder)
     cells = {row["cell"]: [one for one in rows if one["cell"] == row["cell"]] for row in rows}
     verdicts = Counter(row["verdict"] for row in rows if row["accuracy_percent"])

@@ -1,6 +1,7 @@
 """The page of a results folder: what it says of made runs, and that it needs and runs nothing."""
 
 import csv
+import functools
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,7 +15,7 @@ from flower_blsgd.experiments.compare import open_folder
 from flower_blsgd.experiments.comparison import compare_runs, read_run
 from flower_blsgd.experiments.comparison_report import write_comparison
 from flower_blsgd.experiments.html_report import write_report
-from flower_blsgd.paper.report import _TABLE
+from flower_blsgd.paper.report import _TABLE, FILE, page_of_reproduction
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.results.tables import csv_of
 
@@ -73,8 +74,11 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html_report, "draw_comparison", lambda comparison, path: None)
 
 
+write = functools.partial(write_report, more={FILE: page_of_reproduction})
+
+
 def page_of(folder: Path) -> Page:
-    headline = write_report(folder, folder / "report.html")
+    headline = write(folder, folder / "report.html")
     page = Page(folder / "report.html")
     assert headline in page.text
     return page
@@ -208,7 +212,7 @@ def test_missing_and_damaged_runs_are_named_and_the_rest_is_reported(comparison:
     assert "not included: dlb, seed 2: the run in " in page.text
     for path in comparison.glob("*/summary.json"):
         path.unlink()
-    line = refusal(write_report, comparison, comparison / "x.html")
+    line = refusal(write, comparison, comparison / "x.html")
     assert "holds no finished run; dlb, seed 0" in line
 
 
@@ -272,17 +276,17 @@ def test_folder_that_is_none_of_this_version_is_refused(
     else:
         folder.mkdir()
     (folder / file).write_text(text)
-    assert words in refusal(write_report, folder, tmp_path / "x.html")
+    assert words in refusal(write, folder, tmp_path / "x.html")
     assert not (tmp_path / "x.html").exists()
 
 
 def test_summary_of_another_version_is_refused(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "x", workers=[{}])
-    line = refusal(write_report, folder, tmp_path / "x.html")
+    line = refusal(write, folder, tmp_path / "x.html")
     assert "use the version of flower-blsgd that wrote it" in line
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "x")
-    assert "cannot be written: " in refusal(write_report, folder, tmp_path / "none" / "x.html")
+    assert "cannot be written: " in refusal(write, folder, tmp_path / "none" / "x.html")
