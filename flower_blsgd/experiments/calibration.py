@@ -4,25 +4,25 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from flwr.app import ArrayRecord, Message
+from flwr.app import ArrayRecord
 
-from ..algorithm.averaging import LoadWeighting, weighted_average
+from ..algorithm.averaging import LoadWeighting
 from ..algorithm.epoch_plan import RoundShape
 from ..algorithm.local_steps import Clock
 from ..config import RunConfig
 from ..devices.worker_spec import WorkerSpec, cores_note, parse_workers
 from ..engines.local.grid import LocalGrid
 from ..errors import UsageError
-from ..protocol import Failure, TrainOrder, TrainReport
+from ..protocol import Keys, WorkerProfile
 from ..run import check_workers, load_own_task, make_local_grid
+from ..strategy.averaging import Averaging
 from ..strategy.connector import measure_rounds, query_speeds
-from ..strategy.messages import answer_of, replies_to
+from ..strategy.workers import Worker
 from ..worker.model_io import state_record
 
 _REPEATS = 5
 _ALONE_SECONDS = 0.5
 _ROUND_SECONDS = 0.7
-_TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -131,24 +131,24 @@ def measure(
     longest = max(_ROUND_SECONDS, *(speed.median for speed in alone))
     steps = [max(1, round(longest / speed.median)) for speed in alone]
 
-    def do_round(orders: list[TrainOrder]) -> list[TrainReport]:
-        messages = [
-            Message(order.to_records(), node, "train")
-            for node, order in zip(labels, orders, strict=True)
-        ]
-        by_node, reports = replies_to(grid, messages, _TIMEOUT_SECONDS), []
-        for (node, label), order in zip(labels.items(), orders, strict=True):
-            answer = answer_of(by_node.get(node))
-            if isinstance(answer, Failure):
-                raise UsageError(f"{label} failed during the measurement: {answer.brief}")
-            reports.append(TrainReport.from_content(answer, order))
-        weighted_average(
-            [{name: a.numpy() for name, a in report.arrays.items()} for report in reports],
-            LoadWeighting().weights(steps),
-        )
-        return reports
-
-    shape = RoundShape(tuple(steps), tuple(sizes))
-    rows = measure_rounds(do_round, arrays, shape, num_samples, _REPEATS, _REPEATS)
+    workers = [
+        Worker(rank, node, WorkerProfile.of(spec, rank))
+        for rank, (node, spec) in enumerate(zip(labels, grid.workers, strict=True))
+    ]
+    rows, failed = measure_rounds(
+        grid,
+        workers,
+        arrays,
+        RoundShape(tuple(steps), tuple(sizes)),
+        num_samples,
+        Averaging(LoadWeighting()),
+        Keys(),
+        _REPEATS,
+        _REPEATS,
+    )
+    for outcome in failed:
+        if outcome.failure:
+            label, reason = labels[outcome.worker.node_id], outcome.failure.brief
+            raise UsageError(f"{label} failed during the measurement: {reason}")
     *loaded, overhead = (Spread.of(column) for column in zip(*rows, strict=True))
     return Speeds(alone, loaded, overhead)

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,9 +19,9 @@ from ..protocol import (
     HOST,
     QUERY_PROFILE,
     Failure,
+    Keys,
     ProfileQuery,
     TrainOrder,
-    TrainReport,
     WorkerProfile,
 )
 from ..protocol.hosts import by_rank
@@ -30,7 +30,7 @@ from .messages import Address, answer_of, node_messages, read_answer, replies_to
 from .patience import MULTIPLE_OF_START
 from .planner import Planner
 from .round import Outcome, Round
-from .workers import WorkerRegistry
+from .workers import Worker, WorkerRegistry
 
 _LOG = logging.getLogger(__name__)
 _PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own strategies
@@ -173,17 +173,10 @@ class Connector:
         if not overhead_seconds and any(worker.speed_ratio for worker in workers):
             shape = planner.check(workers)
             averaging = replace(averaging, outer_optimizer=None)
-
-            def do_round(orders: list[TrainOrder]) -> list[TrainReport | None]:
-                pairs = list(zip(training, orders, strict=True))
-                round = Round(pairs, arrays, planner.keys, planner.batch_size)
-                messages = round.messages(averaging.at_nodes)
-                outcomes = round.read(grid.send_and_receive(messages, timeout=_FIRST_ROUND_SECONDS))
-                if all(outcome.report for outcome in outcomes):
-                    averaging.next_model(round, outcomes)
-                return [outcome.report for outcome in outcomes]
-
-            if rows := measure_rounds(do_round, arrays, shape, planner.num_samples):
+            rows, _ = measure_rounds(
+                grid, training, arrays, shape, planner.num_samples, averaging, planner.keys
+            )
+            if rows:
                 # Lower quartiles, because disturbances only lengthen a round and medians vary more.
                 *speeds, overhead_seconds = (
                     sorted(c)[len(c) // 4] for c in zip(*rows, strict=True)
@@ -388,34 +381,44 @@ def query_speeds(
 
 
 def measure_rounds(
-    do_round: Callable[[list[TrainOrder]], Sequence[TrainReport | None]],
+    grid: Grid,
+    workers: Sequence[Worker],
     arrays: ArrayRecord,
     shape: RoundShape,
     num_samples: int,
+    averaging: Averaging,
+    keys: Keys,
     fewest: int = 4,
     most: int = 30,
-) -> list[list[float]]:
+) -> tuple[list[list[float]], list[Outcome]]:
     """Measure rounds: return the seconds per step of each worker, then the overhead in seconds.
 
     The rounds are those of training, with learning rate 0. After one warm-up round, rounds are
     measured for about three seconds, from `fewest` to `most`. Each gives a row; there are fewer
-    rows, or none, if an order fails. `do_round` sends the orders, averages the models, and returns
-    the reports in worker order.
+    rows, or none, if an order fails. The failed outcomes are returned, too.
     """
     rows: list[list[float]] = []
     until = time.perf_counter() + _MEASURED_SECONDS
     while len(rows) <= fewest or (len(rows) <= most and time.perf_counter() < until):
         orders, began = [], time.perf_counter()
-        for rank, steps in enumerate(shape.local_steps):
+        for rank, (worker, steps) in enumerate(zip(workers, shape.local_steps, strict=True)):
             size = shape.batch_sizes[rank]
             draw = np.random.default_rng([rank, len(rows)])  # other samples in every round
-            orders.append(TrainOrder.to_measure(steps, size, num_samples, arrays, draw))
-        seconds = [report.compute_seconds if report else 0.0 for report in do_round(orders)]
+            order = TrainOrder.to_measure(steps, size, num_samples, arrays, draw)
+            orders.append((worker, order))
+        round = Round(orders, arrays, keys, max(shape.batch_sizes))
+        messages = round.messages(averaging.at_nodes)
+        outcomes = round.read(grid.send_and_receive(messages, timeout=_FIRST_ROUND_SECONDS))
+        if failed := [outcome for outcome in outcomes if outcome.failure]:
+            return rows[1:], failed
+        averaging.next_model(round, outcomes)
+        reports = [outcome.report for outcome in outcomes if outcome.report]
+        seconds = [report.compute_seconds for report in reports]
         if not all(seconds):
             break
         per_step = [s / steps for s, steps in zip(seconds, shape.local_steps, strict=True)]
         rows.append([*per_step, max(0.0, time.perf_counter() - began - max(seconds))])
-    return rows[1:]
+    return rows[1:], []
 
 
 def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:

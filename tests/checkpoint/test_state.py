@@ -203,8 +203,9 @@ def test_resumed_run_keeps_the_local_steps_that_were_chosen(
 ) -> None:
     overheads = iter([0.05, 1.0])
 
-    def measured(_: object, arrays: ArrayRecord, shape: RoundShape, *rest: object) -> object:
-        return [[*(1.0 for _ in shape.local_steps), next(overheads)]]
+    def measured(*given: object) -> object:
+        (shape,) = (value for value in given if isinstance(value, RoundShape))
+        return [[*(1.0 for _ in shape.local_steps), next(overheads)]], []
 
     monkeypatch.setattr(connector, "measure_rounds", measured)
     assert_goes_on_to_the_bit(tmp_path, config_of(local_steps_fast="auto"), k=3)
