@@ -122,11 +122,7 @@ class RunConfig:
     Field names are in snake_case, keys in files and on the command line in kebab-case.
     docs/reference/settings.md explains each setting.
 
-    Raises
-    ------
-    UsageError
-        If a value has the wrong type or is out of range: one line with the key, the value and the
-        rule.
+    UsageError if a value has the wrong type or is out of range.
     """
 
     name: str = _setting(
@@ -246,12 +242,8 @@ class RunConfig:
     def from_run_config(cls, values: Mapping[str, Value], saved: bool = False) -> "RunConfig":
         """Read a flat run config with keys in kebab-case; missing keys have their default.
 
-        In that of a `saved` run, settings that no longer exist are ignored.
-
-        Raises
-        ------
-        UsageError
-            If a key is unknown (the message suggests the nearest ones) or a value is invalid.
+        In that of a `saved` run, settings that no longer exist are ignored. UsageError if a key is
+        unknown or a value is invalid.
         """
         known = {field.name.replace("_", "-"): field.name for field in dataclasses.fields(cls)}
         if saved:
@@ -344,23 +336,14 @@ class RunConfig:
 
 
 def check_ranges(**values: Any) -> None:
-    """Check arguments of a Python class against the ranges of the settings of the same names.
-
-    Raises
-    ------
-    UsageError
-        If a value is out of range: one line with the argument's name, the value and the rule.
-    """
+    """Raise UsageError if an argument is out of the range of the setting of the same name."""
     for field in dataclasses.fields(RunConfig):
         if field.name in values:
             _check_range(field, field.name, values[field.name])
 
 
 def python_names(message: str, *names: str) -> str:
-    """Return a message with settings, and other names, written as in Python.
-
-    Messages name settings as files and the command line do. `train` translates them for its
-    callers.
+    """Return a message, which names settings as files do, with these names as in Python.
 
     >>> python_names("nesterov = true: set batch-size; blsgd run -s batch-size=2")
     'nesterov = True: set batch_size; blsgd run -s batch-size=2'

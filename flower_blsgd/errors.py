@@ -6,10 +6,9 @@ from collections.abc import Iterable
 
 
 class UsageError(ValueError):
-    """Invalid setting, file or argument.
+    """Invalid setting, file or argument: one line that names the key, the value and the fix.
 
-    The message is one line that names the key, the value and the fix. The command line prints it
-    without a traceback and exits with code 2.
+    The command line exits with code 2.
     """
 
 

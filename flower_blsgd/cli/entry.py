@@ -11,10 +11,9 @@ _LIBRARIES = {"flower_blsgd", "flwr", "torch"}
 
 
 def main() -> int:
-    """Run the command; torch would abort if Ctrl-C interrupted its import.
+    """Run the command, also when nobody reads its output any more.
 
-    The command survives the end of the reader of its output. Output that is lost for another
-    reason, such as a full disk, is an error at the end.
+    Output that is lost for another reason, such as a full disk, is an error at the end.
     """
     outlast_readers()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -224,7 +224,7 @@ def read_algorithms(text: str) -> list[str]:
 
 
 def read_seeds(text: str) -> list[int]:
-    """Return whole numbers separated by commas; UsageError for anything else."""
+    """Return whole numbers separated by commas."""
     for word in (words := _words("--seeds", text)):
         if not word.isdecimal():
             raise UsageError(f"--seeds {text}: {word!r} is not a whole number; write 0,1,2")
@@ -239,10 +239,7 @@ def _words(option: str, text: str) -> list[str]:
 
 
 def with_budget(config: "RunConfig", budget: str) -> "RunConfig":
-    """Return the settings with a budget such as ``"10epochs"``, ``"60s"`` or ``"5min"``.
-
-    UsageError if the text cannot be read.
-    """
+    """Return the settings with a budget such as ``"10epochs"``, ``"60s"`` or ``"5min"``."""
     from ..strategy.budget import NO_LIMIT
 
     found = _BUDGET.fullmatch(budget.strip())

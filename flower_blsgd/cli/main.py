@@ -1,7 +1,4 @@
-"""The command ``blsgd``.
-
-A command imports what it needs when it runs, so the other commands start without it.
-"""
+"""The command ``blsgd``. A command imports what it needs when it runs."""
 
 import argparse
 import atexit
@@ -288,10 +285,8 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to the current stderr, which the live progress line replaces temporarily."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a log record to the current stderr."""
+        """Write to the current stderr, which the live progress line replaces temporarily."""
         self.stream = sys.stderr
         super().emit(record)
 

@@ -66,7 +66,7 @@ def values_of(
 ) -> "dict[str, Value]":
     """Return the settings of an app, or of the run to resume, with those of the command line.
 
-    The name is that of the config file, unless it is given. UsageError if one is refused.
+    The name is that of the config file, unless it is given.
     """
     from ..flower.app_folder import run_config
 
@@ -82,10 +82,7 @@ def values_of(
 
 
 def own_settings(options: argparse.Namespace) -> "RunConfig":
-    """Return the settings of the built-in app, named after the config file or the task.
-
-    UsageError if one is refused.
-    """
+    """Return the settings of the built-in app, named after the config file or the task."""
     from ..config import RunConfig
     from ..flower.app_folder import built_in_app
 

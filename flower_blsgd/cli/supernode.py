@@ -1,9 +1,7 @@
 """The command ``blsgd supernode``: run Flower's SuperNodes with the right devices and keys.
 
-The command starts Flower's ``flower-supernode`` and shows its output, including its messages about
-flags and keys. It chooses the arguments, pins the SuperNode to the worker's cores, and checks that
-the SuperLink answers (Flower would retry silently without end). Finally it ends the SuperNode and
-all processes that the SuperNode started.
+It chooses the arguments of ``flower-supernode``, pins it to the worker's cores, checks that the
+SuperLink answers (Flower would retry silently without end), and shows the output.
 """
 
 import argparse
@@ -43,10 +41,9 @@ _NOT_REGISTERED = re.compile(r"\[code: 200[14]\]")  # of Flower's SuperLink
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """The command line of one SuperNode, with all its environment variables.
+    """The command line of one SuperNode, which is pinned to `cores`; empty for all.
 
-    It is pinned to `cores`; empty for all. `label` is its name in the output, and `key` the file of
-    its private key in messages.
+    `label` is its name in the output, and `key` the file of its private key in messages.
     """
 
     label: str
@@ -131,10 +128,7 @@ def _show(line: str) -> None:
 def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) -> list[NodeCommand]:
     """Return the flower-supernode commands: one for all workers, or one per worker.
 
-    With ``"auto"``, the workers that train share a node, and a worker that evaluates gets another
-    one.
-
-    UsageError if the numbers of keys and nodes differ, or a value cannot be in a node config.
+    With ``"auto"``, the workers that train share a node, and one that evaluates gets another one.
     """
     devices = " ".join((options.workers or "auto").split())
     evaluating = [worker for worker in workers if worker.role == "evaluate"]
@@ -223,8 +217,6 @@ def node_config_text(values: Mapping[str, object]) -> str:
 
     >>> node_config_text({"device": "cpu:0", "steps": 3, "slowdown": 4.0})
     "device='cpu:0' steps=3 slowdown=4.0"
-
-    UsageError if a text holds quotes or control characters.
     """
     for key, value in values.items():
         if isinstance(value, str) and ("'" in value or not value.isprintable()):
@@ -236,10 +228,7 @@ def node_config_text(values: Mapping[str, object]) -> str:
 
 
 def check_superlink(address: str, root_certificates: Path | None) -> None:
-    """Check that a SuperLink answers, over the same proxy as Flower.
-
-    UsageError if it does not, or its certificate cannot be verified.
-    """
+    """Raise UsageError unless a SuperLink answers, over the same proxy as Flower."""
     context = None
     if root_certificates is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts only these, as Flower does

@@ -120,10 +120,7 @@ class _CurveView:
 
 
 def curve_lines(curve: Curve, width: int) -> list[str]:
-    """Return a curve as columns of blocks, with the lowest and the highest value on the left.
-
-    If there are more values than columns, a column is the mean of several.
-    """
+    """Return a curve as columns of blocks, with the lowest and the highest value on the left."""
     ends = [curve.metric.shown(end(curve.values)) for end in (max, min)]
     margin = max(map(len, ends)) + 1
     columns = curve_columns(curve.values, width - margin - 1, _CURVE_HEIGHT)

@@ -80,14 +80,11 @@ class UnusableError(Exception):
 def prepared(
     source: DataSource, options: Mapping[str, Any], write: Write, again: bool = False
 ) -> Prepared:
-    """Return the arrays of a data set, and prepare them if necessary.
+    """Return the arrays of a data set, and prepare them if necessary, or if asked `again`.
 
-    A folder whose files have changed is a different source. It is prepared again, and the old entry
-    is kept, because a run may be using it.
-
-    The name of the source is the prefix of the entry. `options` are everything else that affects
-    the result, serializable as JSON. With `again`, the data are prepared even if they are ready.
-    UsageError if they are not available, or the cache cannot be read or written.
+    A folder whose files have changed is a different source; the old entry is kept, because a run
+    may be using it. `options` are everything else that affects the result, serializable as JSON.
+    UsageError if the data are not available, or the cache cannot be read or written.
     """
     cache = cache_folder()
     if source.folder is not None and cache.resolve().is_relative_to(source.folder):
@@ -133,8 +130,7 @@ def cache_folder() -> Path:
 def open_entry(entry: Path, content: bool = False) -> Prepared:
     """Open a cache entry and compare its files with the manifest, by size or by checksum.
 
-    UnusableError if a file is missing or has changed; UsageError if it cannot be read for another
-    reason.
+    UnusableError if a file is missing or has changed.
     """
     try:
         manifest = json.loads((entry / _MANIFEST).read_text())
@@ -162,11 +158,7 @@ def open_entry(entry: Path, content: bool = False) -> Prepared:
 
 
 def _prepare(entry: Path, source: DataSource, write: Write, alone: bool) -> None:
-    """Write an entry under a temporary name, and rename it when it is complete.
-
-    If the caller is `alone` and holds the lock, folders with temporary names were left by dead
-    processes.
-    """
+    """Write an entry; if the caller is `alone`, remove what dead processes have left."""
     for leftover in entry.parent.glob(f".part.{source.name}.*") if alone else ():
         shutil.rmtree(leftover, ignore_errors=True)
     console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False, markup=False)

@@ -36,7 +36,7 @@ def prepared_images(source: DataSource, side: int = 0, again: bool = False) -> P
     """Return the decoded images of a data set, and prepare them if necessary.
 
     `side` is their height and width in pixels; 0: the median shorter side of the first training
-    images if that is at most 64, else 224. Errors and `again` are those of `prepared_rows`.
+    images if that is at most 64, else 224.
     """
 
     def opened(stored: Any) -> Any:
@@ -155,8 +155,7 @@ def prepared_texts(
     """Return the tokens of a data set, and prepare them if necessary.
 
     Inputs are int32 of shape (N, longest text): token ids, padded with -1. Texts are truncated to
-    `max_tokens`, including special tokens. The folder also contains the tokenizer
-    (`TOKENIZER_FILE`). Errors and `again` are those of `prepared_rows`.
+    `max_tokens`, including special tokens. The folder also contains the tokenizer.
     """
 
     def converter(rows: Any, folder: Path) -> tuple[Convert, tuple[int, ...], Mapping[str, Any]]:
@@ -193,8 +192,7 @@ def prepared_blocks(
 
     The texts of a split are joined, each followed by the token `end_of_text`, and cut into blocks.
     A shorter block at the end is left out. Inputs are int32 of shape (N, length); labels are zeros.
-    The folder also contains the tokenizer (`TOKENIZER_FILE`). UsageError if a split has no column
-    of texts, or fewer tokens than a block; else as of `prepared`.
+    The folder also contains the tokenizer.
     """
 
     def write(folder: Path, scratch: Path) -> Mapping[str, Any]:

@@ -144,10 +144,7 @@ class DataSource:
         return f"data = {shown!r}"
 
     def state(self) -> str:
-        """Return a string that changes with any path, size or time of a file in the folder.
-
-        UsageError if the folder cannot be read, or the task needs data and none are named.
-        """
+        """Return a string that changes with any path, size or time of a file in the folder."""
         if self.folder is None:
             if not self._hub:
                 raise UsageError(
@@ -165,10 +162,9 @@ class DataSource:
         return "\n".join([f"{kind} {self.folder}", *files])
 
     def tables(self, scratch: Path) -> Mapping[str, Any]:
-        """Return all splits by name, each a ``datasets.Dataset``.
+        """Return all splits by name, each a ``datasets.Dataset``, which may use files in `scratch`.
 
-        `scratch` is for the library's files, and must exist as long as the tables. UsageError if
-        there are no data, or the HF hub is not reachable.
+        UsageError if there are no data, or the HF hub is not reachable.
         """
         import datasets
 

@@ -41,12 +41,10 @@ def prepared_rows(
     filler: int = 0,
     again: bool = False,
 ) -> Prepared:
-    """Return the arrays of a data set, and prepare them if necessary or if asked to do it `again`.
+    """Return the arrays of a data set; see `prepared` and `write_part`.
 
     ``converter(training rows, folder)`` returns the `Convert` function, the largest shape of one
-    input, and facts of `Write`; it may write to the folder. `options` are everything else that
-    affects the result, serializable as JSON. `dtype` and `filler` are those of `write_part`.
-    UsageError if the data are invalid or not available, or the cache cannot be written.
+    input, and facts of `Write`; it may write to the folder.
     """
 
     def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
@@ -73,10 +71,8 @@ def read_parts(source: DataSource, tables: Mapping[str, Any]) -> tuple[dict[str,
     """Return the rows of each part of a data set, and the number of classes of all splits.
 
     A part is a ``datasets.Dataset`` with the columns ``sample`` and ``label``; images are encoded.
-    The tables are those of `DataSource.tables`. Without a test split, if that is allowed, there is
-    only the part ``train``. UsageError if a split or column is missing or empty, splits have
-    different classes, labels are out of range, the number of classes is wrong, or splits to join
-    have columns of different types.
+    Without a test split, if that is allowed, there is only the part ``train``. UsageError if the
+    splits or their classes cannot be used.
     """
     from datasets import Image, concatenate_datasets
 
@@ -275,8 +271,7 @@ def write_part(
     shorter in the first dimension, the result is too. A row is bad if `convert` raises an error, or
     if it has no sample or no label. It is named by its file and by the `columns` of its split.
 
-    UsageError if a row is bad; if the source skips bad rows, only if all are. OSError if the folder
-    cannot be written, or has too little space for the array.
+    UsageError if a row is bad; if the source skips bad rows, only if all are.
     """
     path, labels = folder / f"{part}_inputs.npy", _labels_of(rows)
     inputs: np.memmap[Any, np.dtype[Any]] = open_memmap(

@@ -26,10 +26,7 @@ _EXPECTED = "a Hugging Face folder with config.json, *.safetensors and, for text
 
 
 def import_transformers(model: str) -> ModuleType:
-    """Return the module transformers, which is part of our extra "text".
-
-    UsageError if it is not installed.
-    """
+    """Return the module transformers, which is part of our extra "text"."""
     if importlib.util.find_spec("transformers") is None:
         raise UsageError(f"model = {model!r} needs transformers; " + pip_install("text"))
     if importlib.util.find_spec("torchvision") is not None:
@@ -128,10 +125,7 @@ def _is_complete(folder: Path, weights: bool = False) -> bool:
 
 
 def folder_config(model: str, num_classes: int = 2) -> Any:
-    """Return the config in a Hugging Face folder, for this number of classes.
-
-    UsageError if transformers is not installed or does not know the architecture.
-    """
+    """Return the config in a Hugging Face folder, for this number of classes."""
     transformers = import_transformers(model)
     folder = model_folder(model, weights=False)
     with reading(f"model = {model!r}: transformers cannot use its config.json"):
@@ -146,8 +140,7 @@ def load_weights(model: nn.Module, name: str) -> None:
     ``model.network`` is a transformers.PreTrainedModel of the weights' architecture, and `name` the
     setting ``model``, see `model_folder`. A head or pooler that is missing or has another size is
     initialized from torch's generator, with one line in the log. Weights without a counterpart in
-    the network are ignored. UsageError if there are no weights, they cannot be read, or weights of
-    the network's body are missing.
+    the network are ignored. UsageError if weights of the network's body are missing.
     """
     folder = model_folder(name)
     network: Any = model.network
@@ -180,11 +173,7 @@ def load_weights(model: nn.Module, name: str) -> None:
 
 
 def folder_tokenizer(model: str) -> Any:
-    """Return the tokenizer of a published model as a ``tokenizers.Tokenizer``.
-
-    Code in the folder is never executed. UsageError if there is no tokenizer, or transformers
-    cannot load it as a fast one.
-    """
+    """Return the tokenizer of a published model; code in the folder is never executed."""
     transformers = import_transformers(model)
     folder = model_folder(model, weights=False)
     if not any(path for pattern in _TOKENIZER_FILES for path in folder.glob(pattern)):

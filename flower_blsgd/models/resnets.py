@@ -109,10 +109,7 @@ class _SubsampleAndPad(nn.Module):
 
 
 def depth_and_width(name: str) -> tuple[int, int]:
-    """Return depth and width from the name of a wide ResNet, such as ``"wrn-28-10"``.
-
-    UsageError if the name is invalid or the depth is not 6 n + 4.
-    """
+    """Return depth and width from the name of a wide ResNet, such as ``"wrn-28-10"``."""
     match = _WIDE_NAME.fullmatch(name)
     if match is None:
         raise UsageError(f"model = {name!r} must be wrn-DEPTH-WIDTH, such as wrn-28-10")

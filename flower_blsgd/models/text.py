@@ -180,8 +180,7 @@ def text_config(name: str, num_classes: int, dropout: float | str = "auto") -> A
     """Return the config of a DistilBERT by name, or of a Hugging Face folder with an encoder.
 
     `name` is a key of `DISTILBERTS`, or a folder, whose weights are not read. `dropout` is the rate
-    of every dropout layer; ``"auto"``: unchanged. UsageError if transformers is not installed, or
-    the folder's architecture is not in `ENCODERS`.
+    of every dropout layer; ``"auto"``: unchanged.
     """
     transformers = import_transformers(name)
     if name in DISTILBERTS:

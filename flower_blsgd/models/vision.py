@@ -81,9 +81,8 @@ def _weights(name: str) -> Any:
 def read_weights(model: str) -> Mapping[str, Tensor]:
     """Return the published weights of a model of torchvision, or weights from a file.
 
-    `model` is a name, or ``NAME:FILE`` with a file of safetensors or of ``torch.save``. Downloads
-    are kept in torch's cache. Code in the weights is never executed. UsageError if the weights
-    cannot be downloaded or read.
+    `model` is a name, or ``NAME:FILE`` with a file of safetensors or of ``torch.save``. Code in the
+    weights is never executed.
     """
     name, _, file = model.partition(":")
     try:

@@ -57,10 +57,7 @@ class HostOrders:
 
     @classmethod
     def from_message(cls, message: Message) -> "HostOrders":
-        """Read the orders in a message.
-
-        ProtocolError if there is no order, or a value has the wrong type.
-        """
+        """Read the orders in a message; ProtocolError without valid ones."""
         values = from_wire(cls, message.content.config_records.get(HOST, ConfigRecord()))
         own, shared = by_rank(message.content)
         orders = {rank: records.pop(_ORDER) for rank, records in own.items() if _ORDER in records}
@@ -99,10 +96,7 @@ class HostReply:
 
     @classmethod
     def from_content(cls, content: RecordDict) -> "HostReply":
-        """Read the content of a reply.
-
-        ProtocolError if it is not a reply of such a node.
-        """
+        """Read the content of a reply; ProtocolError if it is not one of such a node."""
         if HOST not in content:
             raise ProtocolError("the reply does not come from a node with several devices")
         own, shared = by_rank(content)

@@ -59,10 +59,7 @@ class Keys:
 
 
 def from_wire(cls: Any, record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass from a record; see `from_record`.
-
-    ProtocolError if a key is missing or has an invalid value.
-    """
+    """Return the fields of a dataclass from a record; ProtocolError if one is invalid."""
     try:
         return from_record(cls, record)
     except FieldError as error:
@@ -76,9 +73,7 @@ def unchecked_record(kind: type[Record], values: Mapping[str, Any]) -> Record:
     """Return a ConfigRecord or MetricRecord of these values, without Flower's checks.
 
     With many workers, the checks take most of the server's time for a message. They run only if a
-    value is not a plain number, text or bytes.
-
-    TypeError if Flower does not accept a value.
+    value is not a plain number, text or bytes; then TypeError if Flower does not accept it.
     """
     if not set(map(type, values.values())) <= _PLAIN[kind]:
         return kind(dict(values))

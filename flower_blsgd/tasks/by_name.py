@@ -47,10 +47,7 @@ _REGISTERED: dict[str, Callable[..., Task]] = {}
 
 
 def register_task(task: Task, name: str = GIVEN_IN_PYTHON) -> str:
-    """Register a task for `load_task` in this process, and return its name.
-
-    Replaces a task of the same name.
-    """
+    """Register a task for `load_task` in this process, or replace it; return its name."""
     _REGISTERED[name] = lambda: task
     return name
 
@@ -131,8 +128,7 @@ def prepare_task(
 ) -> str:
     """Prepare the data of a task, and return a line that describes them.
 
-    Prepared data are compared with their checksums; a run compares sizes only. Parameters and
-    errors are those of `load_task`.
+    Prepared data are compared with their checksums; a run compares sizes only.
     """
     task = load_task(name, data, model, again=again, prefer_test=True, **options)
     prepared = task.prepared

@@ -25,8 +25,7 @@ from .task import Task, call_user, refuse_lightning
 def check_task(task: Task, name: str = "", micro_batch_size: int = 0) -> None:
     """Check model, loss, metric and augmentation with two samples, on the CPU.
 
-    `name` is for messages; a `micro_batch_size` of 0 means none. UsageError if one of the task's
-    functions raises an exception or returns a wrong shape, or the model cannot be trained so.
+    `name` is for messages; a `micro_batch_size` of 0 means none.
     """
     title = f"task = {name!r}" if name else "task"
     call = partial(call_user, title)

@@ -176,11 +176,6 @@ class Task:
         """Return the initial model of a run, with pretrained weights if the task has any.
 
         Random draws of `pretrained`, such as a new last layer, also depend on the seed only.
-
-        Raises
-        ------
-        UsageError
-            If `pretrained` raises an exception.
         """
         with restored_generator():
             torch.manual_seed(seed)
@@ -214,11 +209,7 @@ class Task:
         return evaluate_sums(model, *parts, device, first, last, size, *more, **settings)
 
     def figure(self, report: EvaluateReport) -> float:
-        """Return the value of the metric for a report on the whole test set.
-
-        UsageError if `metric_from_sums` raises an exception, or is missing where there are several
-        values and none has the metric's name.
-        """
+        """Return the value of the metric for a report on the whole test set."""
         if self.metric_name == "loss":
             return report.loss
         sums = report.totals

@@ -111,10 +111,7 @@ def _rows(tensors: Mapping[str, Tensor], *endings: str) -> int:
 
 
 def tokenizer_source(name: str, pretrained: bool) -> TokenizerSource:
-    """Return the source of a model's tokenizer; see `TextTask`.
-
-    UsageError if a folder has no tokenizer.
-    """
+    """Return the source of a model's tokenizer; see `TextTask`."""
     if name in _FRESH or (name in DISTILBERTS and not pretrained):
         return vocabulary_of_rows(marked=name != _ENCODER)
     if hub := hf_hub_name(name):

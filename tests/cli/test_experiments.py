@@ -52,8 +52,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[LocalGrid]:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> FakeTrain:
+    """Replace training, and the picture of a comparison, which is tested where it is drawn."""
     train = FakeTrain()
     monkeypatch.setattr(compare, "train_quietly", train)
+    monkeypatch.setattr(
+        "flower_blsgd.experiments.comparison_plot.draw_comparison", lambda _, path: path.touch()
+    )
     return train
 
 
@@ -238,9 +242,7 @@ def test_compare_again_trains_and_measures_nothing(
     before = contents(folder)
     lines = printed(*COMPARE, "--seeds", "0")
     assert (len(measured), len(trained.trained)) == (1, 2)
-    after = contents(folder)
-    picture = str(BELOW / "comparison.png")
-    assert {**before, picture: b""} == {**after, picture: b""}
+    assert contents(folder) == before
     assert sum("finished before" in line for line in lines) == 2
     # With other settings it is refused, with more algorithms and seeds it goes on.
     for settings, epochs in ((["-s", "epochs=3"], 3), (["--budget", "9s"], NO_LIMIT)):

@@ -21,7 +21,6 @@ from flower_blsgd.results.live import Curve, LiveRun
 from flower_blsgd.results.metric import ACCURACY
 
 from ..results.records import epoch, two_rounds
-from ..test_run import config_of, run
 from .conftest import Printed, Refused
 
 SUMMARY = {
@@ -58,23 +57,6 @@ def test_snapshot_of_rounds_made_by_hand(digits: RunFolder, printed: Printed) ->
     ]
     assert "last 2 rounds, 17 s" in "\n".join(lines)
     assert lines[2] == "failures: fast-1 (cpu:1) died 1; last in round 2: the process died"
-
-
-def test_snapshot_of_a_run(
-    folder: Path,
-    printed: Printed,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recorder = run(config_of(name="digits", epochs=2))
-    capsys.readouterr()
-    lines = printed("watch", str(recorder.folder.path))
-    accuracy = recorder.summary["accuracy"]
-    assert any(line.startswith(f"accuracy {accuracy:.2%}, best ") for line in lines)
-    assert re.search(r"  epoch 2/2  round (\d+)/\1$", lines[1])
-    assert sum("  train  " in line for line in lines) == len(recorder.summary["workers"])
-    assert "no failures" in lines
-    assert f" done: test accuracy {accuracy:.2%} after " in " ".join(lines)
 
 
 def test_run_that_begins_or_pauses(digits: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,13 +170,12 @@ def tokenizer_of(task: Task) -> bytes:
     return task.assets["tokenizer.json"].read_bytes()
 
 
-@pytest.mark.parametrize("model", MODELS)
 def test_a_run_is_loaded_without_its_data_and_evaluated_with_no_other(
-    model: str, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Other data of equally many words and equally long texts: only the tokenizer differs."""
+    model, out = "distilbert-micro", tmp_path / "run"
     task = load_task("ag-news", folder, model)
-    out = tmp_path / "run"
     run = RunFolder.new(str(out), "")
     config = RunConfig(task="ag-news", data=folder, model=model, out=str(out))
     run.write_config(config.to_run_config())
