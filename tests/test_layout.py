@@ -123,12 +123,6 @@ def test_arrows_between_packages_point_one_way() -> None:
     assert {"strategy", "results", "tasks"} <= packages_imported(ROOT / "flower_blsgd" / "run.py")
 
 
-CIRCLES: set[frozenset[str]] = {
-    frozenset({"session.sampler", "session.session"}),
-}
-"""Pairs of modules of one package that import each other, also through others; no more of them."""
-
-
 def test_modules_of_a_package_import_each_other_one_way_only() -> None:
     """Also within functions, and for types only."""
     names = {name_of(path) for path in MODULES}
@@ -146,7 +140,7 @@ def test_modules_of_a_package_import_each_other_one_way_only() -> None:
         for other in below[name] - {name}
         if name in below[other]
     }
-    assert circles <= CIRCLES
+    assert circles == set()
 
 
 NAMED_UPWARDS = {

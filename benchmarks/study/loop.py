@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flower_blsgd import Task
 from flower_blsgd.algorithm.randomness import derived_seed, generator
-from flower_blsgd.worker.step import make_optimizer, set_learning_rate
+from flower_blsgd.worker.optimizer import make_optimizer, set_learning_rate
 from flower_blsgd.worker.timing import throttle
 
 from .tasks import finished, loaded, whole

@@ -15,8 +15,9 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.trainer_utils import SaveStrategy
 
 from ..errors import UsageError
+from ..session.evaluation import Figures
 from ..session.exchange import HERE, Exchange
-from ..session.session import Figures, Session, join
+from ..session.session import Session, join
 
 
 class BlsgdCallback(TrainerCallback):

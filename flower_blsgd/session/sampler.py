@@ -1,59 +1,69 @@
 """Sampler of a session: which samples this worker trains on."""
 
-from collections.abc import Iterator, Sized
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sized
 
 from torch.utils.data import Sampler
 
 from ..algorithm.randomness import generator
 from ..algorithm.sampling import permutation_stream
-
-if TYPE_CHECKING:
-    from .session import Session
+from ..protocol import TrainOrder
 
 
 class SessionSampler(Sampler[int]):
-    """Samples of this worker; see `Session.sampler`."""
+    """Samples of this worker; see `Session.sampler`.
 
-    def __init__(self, session: "Session", dataset: Sized, by_loss: bool) -> None:
+    `seed` is that of the run, and `wait_for_order` returns the current order, of the first one
+    on. Without `wait_for_order`, the script runs alone, with its own seed.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        by_loss: bool,
+        seed: int,
+        wait_for_order: Callable[[], TrainOrder | None] | None,
+    ) -> None:
         if len(dataset) < 1:
             raise ValueError("session.sampler: the data set is empty")
-        self._session, self._num_samples, self._by_loss = session, len(dataset), by_loss
+        self.by_loss = by_loss
+        self._num_samples = len(dataset)
+        self._seed = seed
+        self._wait_for_order = wait_for_order
         self._passes = 0
 
     def __len__(self) -> int:
         return self._num_samples
 
     def __iter__(self) -> Iterator[int]:
-        if self._session.is_alone:
+        if self._wait_for_order is None:
             self._passes += 1
-            order = generator(self._session.seed, "session", self._passes)
-            yield from order.permutation(self._num_samples).tolist()
-            return
-        self._session.wait_for_first_order()
-        yield from self._by_order() if self._by_loss else self._stream()
+            draw = generator(self._seed, "session", self._passes)
+            return iter(draw.permutation(self._num_samples).tolist())
+        samples = self._by_order if self.by_loss else self._stream
+        return samples(self._wait_for_order)
 
-    def _by_order(self) -> Iterator[int]:
+    def _by_order(self, current: Callable[[], TrainOrder | None]) -> Iterator[int]:
         """Yield the samples of the current order, then of the next one if it is there by then."""
         last = None
-        while (order := self._session.order) is not None and order is not last:
+        while (order := current()) is not None and order is not last:
             last = order
             for index in order.indices.tolist():
-                if self._session.order is not order:  # a deadline has ended it
+                if current() is not order:  # a deadline has ended it
                     break
                 yield index
 
-    def _stream(self) -> Iterator[int]:
+    def _stream(self, current: Callable[[], TrainOrder | None]) -> Iterator[int]:
         """Yield this worker's part of each round's block of the stream, ahead of the orders.
 
         A loader that reads ahead asks for the samples of later rounds before their orders arrive.
         They are known as long as no worker's steps change.
         """
-        part, start, seed = (0, 0, 0), 0, self._session.run_seed
-        while (order := self._session.order) is not None:
+        part, start = (0, 0, 0), 0
+        while (order := current()) is not None:
             first, stride = order.stream_start, order.stream_stride
             count = order.local_steps * order.batch_size
             if (first % stride, stride, count) != part:
                 part, start = (first % stride, stride, count), first
-            yield from permutation_stream(seed, self._num_samples, start, count).tolist()
+            stream = permutation_stream(self._seed, self._num_samples, start, count)
+            yield from stream.tolist()
             start += stride

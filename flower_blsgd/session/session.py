@@ -1,41 +1,26 @@
 """Session of a training script: its steps are local steps, and its model is averaged."""
 
 import contextlib
-import copy
-import logging
-import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import SupportsIndex
+from collections.abc import Callable, Iterator, Sized
+from concurrent.futures import Future
+from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from ..algorithm.randomness import derived_seed
 from ..errors import UsageError
-from ..protocol import EvaluateOrder, EvaluateReport, ScriptInfo, TrainOrder, TrainReport
-from ..worker.model_io import (
-    FrozenTensors,
-    check_model,
-    check_optimizer,
-    load_momentum,
-    load_state,
-    model_fingerprint,
-    momentum_is_finite,
-    momentum_record,
-    state_record,
-)
-from ..worker.step import fork_rng
-from ..worker.timing import synchronize, throttle
-from .exchange import HERE, Exchange, Joined, Work
+from ..protocol import EvaluateOrder, EvaluateReport, ScriptInfo, TrainOrder
+from ..worker.model_io import check_model
+from ..worker.optimizer import check_optimizer
+from ..worker.timing import synchronize
+from .evaluation import Evaluation, Figures
+from .exchange import HERE, Exchange, Joined
+from .replica import LocalSteps, Replica
 from .sampler import SessionSampler
-
-_LOG = logging.getLogger(__name__)
-
-Figures = Mapping[str, float]
 
 _BATCH_SIZE = 16
 """Default of the setting ``batch-size``."""
@@ -123,32 +108,26 @@ class Session:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, exchange: Exchange | None
     ) -> None:
-        self.is_alone, self.done = exchange is None, False
-        self.progress = 0.0
-        self.rank, self.is_main, self.run_seed, self.batch_size = 0, True, 0, _BATCH_SIZE
+        self.is_alone = exchange is None
+        self.is_main = True
+        self.rank = 0
+        self.batch_size = _BATCH_SIZE
         self.device = next(model.parameters()).device
-        self._slowdown, self._evaluates = 1.0, False
+        self.progress = 0.0
+        self.done = False
         if exchange is not None:
-            worker = exchange.worker
-            self.rank, self.is_main = exchange.rank, exchange.is_main
-            self.run_seed, self.batch_size = exchange.seed, worker.batch_size or exchange.batch_size
-            self.device = torch.device(worker.torch_device)
-            self._slowdown, self._evaluates = worker.slowdown, worker.role == "evaluate"
-        self.seed = derived_seed(self.run_seed, "session", self.rank)
-        state = optimizer.state_dict()
-        self._first_state = copy.deepcopy(state["state"])
-        moves = next(model.parameters()).device != self.device
-        self._model, self._optimizer = model.to(self.device), optimizer
-        if moves and state["state"]:  # of a checkpoint
-            optimizer.load_state_dict(state)  # moves it to the parameters
-        self._trained = [parameter.requires_grad for parameter in model.parameters()]
+            self.rank = exchange.rank
+            self.is_main = exchange.is_main
+            self.batch_size = exchange.worker.batch_size or exchange.batch_size
+            self.device = torch.device(exchange.worker.torch_device)
+        self.seed = derived_seed(exchange.seed if exchange else 0, "session", self.rank)
         self._exchange = exchange
-        self._now: _InProgress | None = None
-        self._is_ready, self._sampler_size, self._by_loss = False, 0, False
+        self._replica = Replica(model, optimizer, self.device)
+        self._steps: LocalSteps | None = None
+        self._result: Future[Any] | None = None
+        self._sampler: SessionSampler | None = None
+        self._evaluation: Evaluation | None = None
         self._schedulers: list[torch.optim.lr_scheduler.LambdaLR] = []
-        self._evaluate: Callable[[nn.Module], Figures] | None = None
-        self._evaluate_every, self._metric, self._mode = -1, "", ""
-        self._left_out: set[object] = set()
 
     # --- training
 
@@ -181,30 +160,28 @@ class Session:
         if self._exchange is None or self.done:
             return
         if not self._is_ready:  # this step began with this script's own model, and does not count
-            groups = self._optimizer.state_dict()["param_groups"]
-            state = copy.deepcopy(self._first_state)
-            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+            self._replica.undo_steps()
             self._begin(samples)
             return
-        if self._sampler_size and samples > self.batch_size:
+        if self._sampler is not None and samples > self.batch_size:
             raise UsageError(
                 f"session.step: {samples} samples, but session.batch_size is {self.batch_size}; "
                 "use batch_size=session.batch_size in the DataLoader, or "
                 f"-s batch-size={samples}"
             )
-        assert self._now is not None
-        self._now.note(samples, losses)
-        if self._now.is_complete():
+        assert self._steps is not None
+        self._steps.note(samples, losses)
+        if self._steps.is_complete():
             self._finish()
 
     def average(self) -> None:
         """End this worker's part of the round now, wait for the others, and load the average."""
         if self._exchange is None or self.done:
             return
-        if not self._is_ready:
-            self._begin(0)
-        else:
+        if self._is_ready:
             self._finish()
+        else:
+            self._begin(0)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -214,8 +191,8 @@ class Session:
         try:
             yield
         finally:
-            if self._now is not None:
-                self._now.paused_seconds += time.perf_counter() - began
+            if self._steps is not None:
+                self._steps.paused_seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """Leave the run; without it, the script leaves when it ends."""
@@ -241,9 +218,10 @@ class Session:
             needs the losses. If the loader reads ahead, its iteration ends with each round, so put
             it into ``while not session.done:``.
         """
-        sampler = SessionSampler(self, dataset, by_loss)
-        self._sampler_size, self._by_loss = len(sampler), by_loss
-        return sampler
+        if self._exchange is None:
+            return SessionSampler(dataset, by_loss, self.seed, None)
+        self._sampler = SessionSampler(dataset, by_loss, self._exchange.seed, self._wait_for_order)
+        return self._sampler
 
     def scheduler(
         self, optimizer: torch.optim.Optimizer, factor: Callable[[float], float]
@@ -301,11 +279,9 @@ class Session:
         """
         if mode not in ("", "max", "min"):
             raise ValueError(f'session.evaluate: mode = {mode!r} must be "max" or "min"')
-        self._evaluate = function
-        self._evaluate_every = _whole("evaluate: every", every, least=0)
-        self._metric = metric or "accuracy"
-        self._mode = mode or ("min" if "loss" in self._metric else "max")
-        if self._evaluates and not self.done:
+        every = _whole("evaluate: every", every, least=0)
+        self._evaluation = Evaluation(function, every, metric, mode)
+        if self._only_evaluates and not self.done:
             self._begin(0)
 
     # --- what the sampler asks
@@ -326,46 +302,50 @@ class Session:
     @property
     def order(self) -> TrainOrder | None:
         """The current order; None before the first one, and at the end."""
-        return None if self._now is None else self._now.order
+        return None if self._steps is None else self._steps.order
+
+    def _wait_for_order(self) -> TrainOrder | None:
+        self.wait_for_first_order()
+        return self.order
 
     # --- orders
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether the script has waited for its first order."""
+        return self._exchange is not None and self._exchange.joined.done()
+
+    @property
+    def _only_evaluates(self) -> bool:
+        return self._exchange is not None and self._exchange.worker.role == "evaluate"
 
     def _begin(self, batch_size: int) -> None:
         """Say that this script is ready, and wait for the first order."""
         assert self._exchange is not None
-        if self._evaluates and self._evaluate is None:
+        evaluation = self._evaluation
+        if self._only_evaluates and evaluation is None:
             raise UsageError(
                 f"worker {self.rank} has role=evaluate, but the script does not call "
                 "session.evaluate before its training loop"
             )
-        self._is_ready, self._first_state = True, {}
-        self._frozen = FrozenTensors(self._model)
-        self._frozen.begin()
-        self._exchange.joined.set_result(
-            Joined(
-                ScriptInfo(
-                    num_samples=self._sampler_size,
-                    batch_size=batch_size,
-                    evaluate_every=self._evaluate_every,
-                    metric_name=self._metric,
-                    metric_mode=self._mode,
-                    fingerprint=model_fingerprint(self._model),
-                    parameter_names=[
-                        name
-                        for name, tensor in self._model.named_parameters(remove_duplicate=False)
-                        if tensor.requires_grad
-                    ],
-                ),
-                arrays=lambda: state_record(self._model),
-                optimizer_state=lambda: momentum_record(self._model, self._optimizer, copy=False),
-            )
+        self._replica.begin()
+        info = ScriptInfo(
+            num_samples=0 if self._sampler is None else len(self._sampler),
+            batch_size=batch_size,
+            evaluate_every=-1 if evaluation is None else evaluation.every,
+            metric_name="" if evaluation is None else evaluation.metric,
+            metric_mode="" if evaluation is None else evaluation.mode,
+            fingerprint=self._replica.fingerprint,
+            parameter_names=self._replica.parameter_names,
         )
-        self._next_work()
+        joined = Joined(info, self._replica.arrays, self._replica.optimizer_state)
+        self._exchange.joined.set_result(joined)
+        self._next_order()
 
-    def _next_work(self) -> None:
+    def _next_order(self) -> None:
         """Wait for the next order; evaluate meanwhile if asked to."""
         assert self._exchange is not None
-        self._now = None
+        self._steps = self._result = None
         while True:
             work = self._exchange.next_work()
             order = work.order
@@ -377,19 +357,29 @@ class Session:
                     raise
                 continue
             if isinstance(order, ArrayRecord):
-                load_state(self._model, order)
                 self.progress, self.done = 1.0, True
+                self._replica.finish(order, trains=not self._only_evaluates)
                 self._set_rates()
-                if not self._evaluates:
-                    self._frozen.check()
                 return
-            self._take(order)
-            self._now = _InProgress(work, order, self._slowdown, self.device)
+            self._check(order)
+            self._replica.load(order)
+            self.progress = order.progress
+            self._set_rates()
+            self._result = work.result
+            self._steps = LocalSteps(order, self._exchange.worker.slowdown, self.device)
             return
 
-    def _take(self, order: TrainOrder) -> None:
-        """Load the global model, and set the optimizer's state and the learning rates."""
-        if not order.stream_stride and not self._by_loss:
+    def _finish(self) -> None:
+        """Report the steps of the current order, and wait for the next one."""
+        assert self._steps is not None
+        assert self._result is not None
+        self._result.set_result(self._replica.report(self._steps))
+        self._next_order()
+
+    def _check(self, order: TrainOrder) -> None:
+        """Raise UsageError for what a script cannot do."""
+        by_loss = self._sampler is not None and self._sampler.by_loss
+        if not order.stream_stride and not by_loss:
             raise UsageError(
                 "this run chooses samples by their losses: use session.sampler(dataset, "
                 "by_loss=True) and session.step(..., losses=...), or sampler=uniform, no selection"
@@ -399,130 +389,17 @@ class Session:
                 "this run weighs samples, which scripts do not: use -s selection=active-bias, or "
                 "leave selection out"
             )
-        load_state(self._model, order.arrays)
-        if order.momentum is not None:
-            load_momentum(self._model, self._optimizer, order.momentum)
-        elif order.momentum_policy == "reset":
-            self._optimizer.state.clear()
-        self.progress = order.progress
-        self._set_rates()
+
+    def _evaluated(self, order: EvaluateOrder) -> EvaluateReport:
+        if self._evaluation is None:
+            raise UsageError("the script does not call session.evaluate before its training loop")
+        return self._evaluation.report(self._replica.model, self.device, order)
 
     def _set_rates(self) -> None:
         for scheduler in self._schedulers:
             rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
             for group, (base, factor) in zip(scheduler.optimizer.param_groups, rates, strict=True):
                 group["lr"] = base * factor(0)
-
-    def _finish(self) -> None:
-        """Report the steps of the current order, and wait for the next one."""
-        now = self._now
-        assert now is not None
-        self._check_trained()
-        seconds = now.all_seconds()
-        self._frozen.check(now.order.round)
-        now.result.set_result(self._report(now, now.order, seconds))
-        self._next_work()
-
-    def _report(self, now: "_InProgress", order: TrainOrder, seconds: float) -> TrainReport:
-        is_finite = order.momentum_policy == "reset" or momentum_is_finite(self._optimizer)
-        if not is_finite:
-            self._optimizer.state.clear()
-        averages = order.momentum_policy == "average" and is_finite
-        has_losses = len(now.losses) == now.steps > 0
-        rate = self._optimizer.param_groups[0].get("lr")  # None with Adafactor's own rate
-        return TrainReport(
-            completed_steps=min(now.steps, order.local_steps),
-            batch_size=order.batch_size,
-            compute_seconds=seconds,
-            started_at=now.started_at,
-            ended_at=now.started_at + seconds,
-            losses=torch.cat(now.losses).cpu().numpy() if has_losses else np.empty(0, np.float32),
-            arrays=state_record(self._model, like=order.arrays),
-            momentum=momentum_record(self._model, self._optimizer) if averages else None,
-            momentum_zeroed=int(not is_finite),
-            samples=now.samples,
-            learning_rate=math.nan if rate is None else float(rate),
-        )
-
-    def _check_trained(self) -> None:
-        now = [parameter.requires_grad for parameter in self._model.parameters()]
-        if now != self._trained:
-            names = (name for name, _ in self._model.named_parameters())
-            changed = [n for n, a, b in zip(names, self._trained, now, strict=False) if a != b]
-            raise UsageError(
-                f"model: requires_grad of {changed[0] if changed else 'a parameter'!r} has changed "
-                "since join; freeze and unfreeze parameters before join"
-            )
-
-    def _evaluated(self, order: EvaluateOrder) -> EvaluateReport:
-        """Evaluate a model with the script's function."""
-        if self._evaluate is None:
-            raise UsageError("the script does not call session.evaluate before its training loop")
-        was_training = self._model.training
-        load_state(self._model, order.arrays)
-        with fork_rng(self.device):
-            self._model.eval()
-            try:
-                found = self._evaluate(self._model)
-            finally:
-                self._model.train(was_training)
-        figures = self._numbers(found)
-        return EvaluateReport(
-            order.first,
-            order.last,
-            loss_sums=[figures.get("loss", math.nan)],
-            metric_sums=list(figures.values()),
-            metric_names=list(figures),
-        )
-
-    def _numbers(self, found: object) -> dict[str, float]:
-        """Return the figures that are numbers; warn once about each other one."""
-        numbers = {}
-        for name, value in found.items() if isinstance(found, Mapping) else ():
-            with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
-                numbers[str(name)] = float("" if isinstance(value, str | bytes) else value)
-            if str(name) not in numbers and name not in self._left_out:
-                self._left_out.add(name)
-                _LOG.warning("session.evaluate: %r is left out: it is not a number", name)
-        return numbers
-
-
-class _InProgress:
-    """An order in progress: the steps done, and their time without pauses."""
-
-    def __init__(
-        self, work: Work, order: TrainOrder, slowdown: float, device: torch.device
-    ) -> None:
-        self.order, self.result = order, work.result
-        self.steps = self.samples = 0
-        self.losses: list[Tensor] = []
-        self.paused_seconds, self._slowdown, self._device = 0.0, slowdown, device
-        synchronize(device)
-        self.started_at, self.began = time.time(), time.perf_counter()
-
-    def note(self, samples: int, losses: Tensor | None) -> None:
-        """Count a step."""
-        self.steps += 1
-        self.samples += samples
-        if losses is not None:
-            self.losses.append(losses.detach().float())
-
-    def is_complete(self) -> bool:
-        """Return whether the order has no steps left, or its time is over."""
-        if self.steps >= self.order.local_steps:
-            return True
-        return 0 < self.order.deadline_seconds <= self._seconds
-
-    @property
-    def _seconds(self) -> float:
-        synchronize(self._device)
-        return self._slowdown * (time.perf_counter() - self.began - self.paused_seconds)
-
-    def all_seconds(self) -> float:
-        """Wait for the device, and as long as a slower one would compute; return the seconds."""
-        synchronize(self._device)
-        throttle(self.began + self.paused_seconds, self._slowdown)
-        return time.perf_counter() - self.began - self.paused_seconds
 
 
 def _whole(name: str, value: SupportsIndex, least: int) -> int:

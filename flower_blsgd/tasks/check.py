@@ -17,8 +17,9 @@ from ..worker.batches import (
     num_samples,
 )
 from ..worker.evaluation import EvaluateReport, named_values
-from ..worker.model_io import check_model, momentum_record
-from ..worker.step import Augment, augmented, check_micro_batches, custom_optimizer, takes_model
+from ..worker.model_io import check_model
+from ..worker.optimizer import OptimizerState, custom_optimizer
+from ..worker.step import Augment, augmented, check_micro_batches, takes_model
 from .task import Task, call_user, refuse_lightning
 
 
@@ -92,7 +93,7 @@ def _check_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     smallest.grad = torch.zeros_like(smallest)
     with contextlib.suppress(Exception):  # it may need all gradients
         optimizer.step()
-    momentum_record(model, optimizer, copy=False)
+    OptimizerState(model, optimizer).record(copy=False)
 
 
 def _checked_augment(title: str, augment: Augment, batch: Any) -> Any:

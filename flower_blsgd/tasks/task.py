@@ -21,7 +21,8 @@ from ..worker.batches import BatchSource, Collate, Samples, num_samples, tensor_
 from ..worker.evaluation import EvaluateReport, evaluate_sums
 from ..worker.local_sgd import SampleLoss, cross_entropy
 from ..worker.model_io import frozen_tensors
-from ..worker.step import Augment, MakeOptimizer, takes_model
+from ..worker.optimizer import MakeOptimizer
+from ..worker.step import Augment, takes_model
 
 _LONGEST_REASON = 200
 

@@ -4,62 +4,38 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from ..devices.machine import format_bytes
 from ..errors import UsageError, is_out_of_memory
-from ..flower.array_records import view_record
-from ..protocol import GRAD_SCALER, MOMENTUM, TrainOrder, TrainReport
-from .batches import (
-    BatchSource,
-    Collate,
-    Samples,
-    channels_last_images,
-    free_bytes_on,
-    inputs_and_targets,
-    map_tensors,
-    micro_batches,
-)
+from ..protocol import TrainOrder, TrainReport
+from .batches import BatchSource, Collate, Samples, free_bytes_on
+from .local_step import LocalStep
 from .losses import cross_entropy
-from .model_io import (
-    FrozenTensors,
-    check_model,
-    load_momentum,
-    load_state,
-    momentum_is_finite,
-    momentum_record,
-    sent_tensors,
-    state_record,
-    zero_momentum,
+from .model_io import FrozenTensors, check_model, load_state, sent_tensors, state_record
+from .optimizer import (
+    MakeOptimizer,
+    OptimizerState,
+    can_fuse,
+    custom_optimizer,
+    make_optimizer,
+    set_learning_rate,
 )
 from .step import (
-    LOSS_SCALE,
-    MOST_SKIPS,
     Augment,
-    LossScaler,
-    MakeOptimizer,
     SampleLoss,
-    augmented,
-    autocast,
     batch_dependent_module,
-    can_fuse,
     check_micro_batches,
     check_precision,
-    custom_optimizer,
     fork_rng,
-    make_optimizer,
-    preserve_training_state,
-    set_learning_rate,
-    takes_model,
     use_precision,
-    widened,
 )
 from .timing import synchronize, throttle
 
@@ -71,9 +47,6 @@ SMALLEST_BATCH = 2
 """Smallest batch size: BatchNorm has no variance of one sample."""
 
 _STEPS = "local steps"
-
-_CUDA_GRAPH_STEPS = 3
-"""Steps in which torch warms up, captures and replays a CUDA graph of a new shape."""
 
 
 class LocalSGD:
@@ -186,44 +159,44 @@ class LocalSGD:
         check_model(model)
         self.device = torch.device(device)
         self.model = model.to(self.device)
-        self._name = name or str(self.device)
-        self._clip_norm, self._slowdown = clip_norm, slowdown
-        shared = isinstance(dataset, BatchSource)
-        self._source: BatchSource = (
-            dataset
-            if shared
-            else BatchSource(dataset, self.device, collate=collate, loader_workers=loader_workers)
-        )
-        self._loss, self._augment = loss, augment
-        self._loss_takes_model = takes_model(loss)
-        self._precision = check_precision(precision, self.device)
-        self._scaler = LossScaler(self.device) if self._precision == "float16" else None
-        self._skipped_steps = 0
-        self._micro_batch_size = micro_batch_size
-        self._channels_last = channels_last
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self._frozen = FrozenTensors(self.model)
-        self._compile_mode = compile_mode(self.device, micro_batch_size)
-        self._forward: Callable[..., Any] = self.model
-        if compile:
-            self._forward = torch.compile(self.model, mode=self._compile_mode)
-        self._compiled_sizes: set[int] = set()
-        self._generator = torch.Generator(self.device)
+        self._name = name or str(self.device)
+        self._slowdown = slowdown
+        self._phase = ""
+        self._source = (
+            dataset
+            if isinstance(dataset, BatchSource)
+            else BatchSource(dataset, self.device, collate=collate, loader_workers=loader_workers)
+        )
+        self._peak_learning_rate = peak_learning_rate if callable(optimizer) else 1.0
+        fused = False
         if callable(optimizer):
-            self._optimizer, self._fused = custom_optimizer(optimizer, self.model), False
-            self._peak_learning_rate = peak_learning_rate
+            own = custom_optimizer(optimizer, self.model)
         else:
-            self._fused = can_fuse(self.model, self.device)
-            self._optimizer = make_optimizer(
+            fused = can_fuse(self.model, self.device)
+            own = make_optimizer(
                 optimizer,
                 self.model.parameters(),
                 momentum=momentum,
                 nesterov=nesterov,
                 weight_decay=weight_decay,
-                fused=self._fused or None,
+                fused=fused or None,
             )
-            self._peak_learning_rate = 1.0
+        self._step = LocalStep(
+            self.model,
+            own,
+            loss,
+            self.device,
+            augment=augment,
+            precision=check_precision(precision, self.device),
+            clip_norm=clip_norm,
+            micro_batch_size=micro_batch_size,
+            channels_last=channels_last,
+            compile=compile,
+        )
+        self._state = OptimizerState(self.model, own, fused, self._step.scaler)
+        self._frozen = FrozenTensors(self.model)
         self.forget_momentum()  # a fused optimizer begins with zeros
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
@@ -263,18 +236,23 @@ class LocalSGD:
             # The memory of the failed step is freed when this handler ends.
         raise self._too_large(order) if self._phase == _STEPS else self._no_room()
 
+    @property
+    def num_samples(self) -> int:
+        """Number of training samples."""
+        return len(self._source)
+
     def forget_momentum(self) -> None:
         """Set the momentum in this object to zero."""
-        load_momentum(self.model, self._optimizer, None, fill=self._fused)
+        self._state.load(None)
 
     def _run(self, order: TrainOrder, state: RecordDict | None) -> TrainReport:
         for index in (order.indices.min(initial=0), order.indices.max(initial=0)):
-            if not 0 <= index < len(self._source):
+            if not 0 <= index < self.num_samples:
                 raise IndexError(
                     f"the order names sample {index}, but this worker's data set has "
-                    f"{len(self._source)}; all workers must see the same data"
+                    f"{self.num_samples}; all workers must see the same data"
                 )
-        use_precision(self._precision, self.device)
+        use_precision(self._step.precision, self.device)
         self._phase = "loading the global model"
         indices = self._as_tensor(order.indices)
         # Processes of a DataLoader read the first batches while the model is loaded.
@@ -288,23 +266,20 @@ class LocalSGD:
         load_state(self.model, order.arrays)
         self._frozen.begin(order.arrays)
         self._phase = "loading the optimizer's state"
-        self._prepare_momentum(order, state)
-        set_learning_rate(self._optimizer, order.learning_rate / self._peak_learning_rate)
+        self._state.begin(order.momentum_policy, order.momentum, state)
+        set_learning_rate(self._step.optimizer, order.learning_rate / self._peak_learning_rate)
         self.model.train()
-        self._skipped_steps = 0
+        self._step.skipped = 0
         self._phase = _STEPS
         try:
             losses, started_at, seconds = self._do_steps(order, batches)
             self._frozen.check(order.round)
             self._phase = "sending the model"
-            self._optimizer.zero_grad()  # the copies need their memory
-            zeroed = order.momentum_policy != "reset" and not momentum_is_finite(self._optimizer)
-            if zeroed:
-                zero_momentum(self.model, self._optimizer)
-            momentum = self._hand_over_momentum(order, state)
+            self._step.optimizer.zero_grad()  # the copies need their memory
+            momentum, is_zeroed = self._state.end(order.momentum_policy, state)
             arrays = state_record(self.model, like=order.arrays)
         except BaseException:
-            zero_momentum(self.model, self._optimizer)
+            self._state.zero()
             raise
         return TrainReport(
             completed_steps=len(losses) // order.batch_size,
@@ -314,38 +289,11 @@ class LocalSGD:
             ended_at=started_at + seconds,
             losses=losses.cpu().numpy(),
             arrays=arrays,
-            momentum=None if zeroed else momentum,
-            momentum_zeroed=int(zeroed),
-            skipped_steps=self._skipped_steps,
+            momentum=momentum,
+            momentum_zeroed=int(is_zeroed),
+            skipped_steps=self._step.skipped,
             learning_rate=order.learning_rate,
         )
-
-    def _prepare_momentum(self, order: TrainOrder, state: RecordDict | None) -> None:
-        if self._scaler is not None:
-            before = order.momentum or (state and state.array_records.get(MOMENTUM))
-            if before and GRAD_SCALER in before:
-                self._scaler.load(before[GRAD_SCALER].numpy())
-        if order.momentum_policy == "reset":
-            self.forget_momentum()
-        elif order.momentum_policy == "average" or order.momentum is not None:
-            load_momentum(self.model, self._optimizer, order.momentum, fill=self._fused)
-        elif state is not None:
-            kept = state.array_records.get(MOMENTUM)
-            load_momentum(self.model, self._optimizer, kept, copy=False, fill=self._fused)
-
-    def _hand_over_momentum(
-        self, order: TrainOrder, state: RecordDict | None
-    ) -> ArrayRecord | None:
-        """Store momentum by the order's policy; return the momentum to send with the report."""
-        if order.momentum_policy == "average":
-            return momentum_record(self.model, self._optimizer)
-        if order.momentum_policy == "keep" and state is not None:
-            kept = momentum_record(self.model, self._optimizer, copy=False)
-            if self._scaler is not None:
-                kept[GRAD_SCALER] = view_record({GRAD_SCALER: self._scaler.state})[GRAD_SCALER]
-            if kept:
-                state[MOMENTUM] = kept
-        return None
 
     def _do_steps(self, order: TrainOrder, batches: Iterator[Any]) -> tuple[Tensor, float, float]:
         """Return the losses, the start time of the first step, and the seconds of all steps."""
@@ -355,12 +303,15 @@ class LocalSGD:
             weights = torch.from_numpy(order.sample_weights.copy()).to(self.device)
         losses = torch.empty(len(order.indices), device=self.device)
         with fork_rng(self.device):
-            self._prepare_steps(order.indices[:size], order.seed)
+            self._compile_for(order.indices[:size])
+            self._step.seed(order.seed)
             synchronize(self.device)
             started_at, start = time.time(), time.perf_counter()
             for batch in batches:
                 rows = slice(completed * size, (completed + 1) * size)
-                losses[rows] = self._step(batch, size, None if weights is None else weights[rows])
+                losses[rows] = self._step.run(
+                    batch, size, None if weights is None else weights[rows]
+                )
                 completed += 1
                 if order.deadline_seconds > 0:
                     synchronize(self.device)  # otherwise the host runs ahead of the device
@@ -376,130 +327,25 @@ class LocalSGD:
         samples = torch.from_numpy(indices.astype(np.int64))
         return samples.to(self.device) if self._source.on_device else samples
 
-    # --- one step
-
-    def _step(
-        self,
-        batch: Any,
-        size: int,
-        weights: Tensor | None = None,
-        micro_batch_size: int | None = None,
-    ) -> Tensor:
-        """Run one step on a batch of `size` samples: augment, forward, loss, backward, optimizer.
-
-        The gradient is that of the mean of the weighted losses. It is not divided by the sum of the
-        weights, because the weights stand for samples that were left out. The returned losses are
-        unweighted, before the step, of shape (batch_size,). If the loss returns the model's
-        outputs, the next step of a compiled model may overwrite them.
-        """
-        if self._augment is not None:
-            batch = augmented(self._augment, batch, self._generator)
-        if self._channels_last:
-            batch = map_tensors(batch, channels_last_images)
-        for _ in range(MOST_SKIPS):
-            losses = self._backward(batch, size, weights, micro_batch_size)
-            if self._update():
-                return losses
-            self._skipped_steps += 1
-        raise ValueError(
-            f"the gradients overflow in float16 even with a loss scale of {LOSS_SCALE} / 2^"
-            f"{MOST_SKIPS}; use a smaller learning rate, or precision = bfloat16 or float32"
-        )
-
-    def _backward(
-        self, batch: Any, size: int, weights: Tensor | None, micro_batch_size: int | None
-    ) -> Tensor:
-        """Compute the gradient of a batch; return its losses."""
-        self._optimizer.zero_grad()
-        most = self._micro_batch_size if micro_batch_size is None else micro_batch_size
-        if not 0 < most < size:
-            losses = self._losses(batch, size)
-            self._backpropagate((losses if weights is None else losses * weights).mean())
-            return losses.detach()
-        parts, done = [], 0
-        for some, count in micro_batches(batch, size, most):
-            losses = self._losses(some, count)
-            parts.append(losses.detach())
-            if weights is not None:
-                losses = losses * weights[done : done + count]
-            self._backpropagate(losses.sum() / size)
-            done += count
-            del losses  # frees its graph before the next micro-batch
-        return torch.cat(parts)
-
-    def _backpropagate(self, loss: Tensor) -> None:
-        if self._scaler is not None:
-            loss = self._scaler.scaled(loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def _update(self) -> bool:
-        """Clip the gradient and run the optimizer; return False if it was skipped."""
-        if self._scaler is not None:
-            self._scaler.unscale(self._optimizer)
-        if self._clip_norm > 0:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
-        if self._scaler is not None:
-            return self._scaler.step()
-        self._optimizer.step()
-        return True
-
-    def _losses(self, batch: Any, size: int) -> Tensor:
-        with autocast(self._precision, self.device):
-            if self._loss_takes_model:
-                losses = self._loss(self._forward, batch)
-            else:
-                inputs, targets = inputs_and_targets(batch)
-                losses = self._loss(self._forward(inputs), targets)
-        if losses.shape != (size,):
-            raise ValueError(
-                f"the loss must return one value per sample, shape ({size},), not "
-                f'{tuple(losses.shape)}; for a torch loss, set reduction="none"'
-            )
-        return widened(losses)
-
-    def _prepare_steps(self, indices: npt.NDArray[np.int32], seed: int) -> None:
-        """Compile the model for batches of this size, and seed the generators."""
-        self._compile_for(indices)
-        # torch.manual_seed searches for all kinds of devices, which takes half a millisecond.
-        on_cpu = self.device.type == "cpu"
-        (torch.default_generator if on_cpu else torch).manual_seed(seed)
-        self._generator.manual_seed(seed)
-
     def _compile_for(self, indices: npt.NDArray[np.int32]) -> None:
-        """Compile the model for this batch size if requested, and restore the training state.
+        """Compile the model for this batch size if requested.
 
-        Compiling can fail for many reasons: no compiler, no Triton, an unsupported model. Because
-        the eager results are the same up to rounding, a failure is logged and does not end the run.
+        Because the eager results are the same up to rounding, a failure is logged and does not end
+        the run.
         """
-        if self._forward is self.model or len(indices) in self._compiled_sizes:
+        if self._step.is_ready_for(len(indices)):
             return
-        self._compiled_sizes.add(len(indices))
         try:
-            with self._trial():
-                batch = self._source.batch(self._as_tensor(indices))
-                for _ in range(_CUDA_GRAPH_STEPS if self._compile_mode else 1):
-                    self._step(batch, len(indices))
+            self._step.compile_for(self._source.batch(self._as_tensor(indices)), len(indices))
         except Exception as error:  # compilers raise many; the eager step repeats a model error
             if is_out_of_memory(error):
                 raise
-            self._forward = self.model
+            self._step.run_eagerly()
             _LOG.warning(
                 "worker %s: torch.compile failed; running eagerly: %s",
                 self._name,
                 _first_cause(error),
             )
-
-    @contextlib.contextmanager
-    def _trial(self) -> Iterator[None]:
-        """Undo what a step inside the block changes."""
-        scale, skipped = self._scaler.state if self._scaler else None, self._skipped_steps
-        try:
-            with preserve_training_state(self.model, self._optimizer):
-                yield
-        finally:
-            self._skipped_steps = skipped
-            if self._scaler is not None:
-                self._scaler.load(scale)
 
     # --- too little memory
 
@@ -522,8 +368,8 @@ class LocalSGD:
         """
         size, can_cut = order.batch_size, not batch_dependent_module(self.model)
         message = f"worker {self._name}: too little memory for its batch of {size}"
-        if 0 < self._micro_batch_size < size:
-            size = self._micro_batch_size
+        if 0 < self._step.micro_batch_size < size:
+            size = self._step.micro_batch_size
             message += f" in micro-batches of {size}"
         smallest, fits = 1 if can_cut else SMALLEST_BATCH, False
         while size > smallest and not fits:
@@ -546,26 +392,13 @@ class LocalSGD:
 
     def _fits(self, indices: npt.NDArray[np.int32], micro_batch_size: int) -> bool:
         """Return whether an eager step fits into memory, after freeing the gradients."""
-        self._optimizer.zero_grad()
-        forward, self._forward = self._forward, self.model
+        self._step.optimizer.zero_grad()
         try:
-            with self._trial():
-                batch = self._source.batch(self._as_tensor(indices))
-                self._step(batch, len(indices), micro_batch_size=micro_batch_size)
+            batch = self._source.batch(self._as_tensor(indices))
+            self._step.try_eagerly(batch, len(indices), micro_batch_size)
         except Exception:  # of any kind: the user gets the error about memory
             return False
-        finally:
-            self._forward = forward
         return True
-
-
-def compile_mode(device: torch.device, micro_batch_size: int) -> str | None:
-    """Return the mode of torch.compile: on CUDA the one with CUDA graphs, else torch's default.
-
-    With micro-batches, a step adds up gradients over several calls of the model. torch does not
-    allow this with CUDA graphs, because each call overwrites the gradients of the previous one.
-    """
-    return "reduce-overhead" if device.type == "cuda" and micro_batch_size == 0 else None
 
 
 def _first_cause(error: BaseException) -> str:

@@ -1,34 +1,18 @@
-"""Conversion of model weights and optimizer state to and from Flower records.
-
-The optimizer's state is called momentum, like its record, because SGD has no other state.
-"""
+"""Conversion of a model's tensors to and from Flower records."""
 
 import hashlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-import numpy.typing as npt
 import safetensors.numpy
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import get_total_norm
 
 from ..errors import UsageError, first_line
-from ..flower.array_records import (
-    ArrayView,
-    Layout,
-    elements_of,
-    flat_like,
-    flat_of,
-    flat_record,
-    record_of,
-)
-from ..protocol import COUNTERS, SLOTS, state_name
+from ..flower.array_records import Layout, elements_of, flat_like, flat_of, flat_record
 from .transfer import copy_to_device, copy_to_host, tensor_on
-
-# --- weights
 
 
 def sent_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -101,7 +85,7 @@ def _refused(tensor: Tensor) -> str:
     try:
         part = tensor.detach()[(slice(0),) * tensor.dim()]
         if _is_sent(tensor):
-            part = part.float() if tensor.dtype in _SHORT else part
+            part = part.float() if tensor.dtype in SHORT_DTYPES else part
             safetensors.numpy.save({"": part.cpu().numpy()})
         else:
             _digest(part.clone(memory_format=torch.contiguous_format))
@@ -112,11 +96,11 @@ def _refused(tensor: Tensor) -> str:
 
 def _dtype_sent(tensor: Tensor) -> str:
     """Return the name of the dtype in which a tensor travels: float32 for 16 bits."""
-    dtype = torch.float32 if tensor.dtype in _SHORT else tensor.dtype
+    dtype = torch.float32 if tensor.dtype in SHORT_DTYPES else tensor.dtype
     return str(dtype).removeprefix("torch.")
 
 
-_SHORT = torch.bfloat16, torch.float16
+SHORT_DTYPES = torch.bfloat16, torch.float16
 """Types that travel and are averaged as float32, which holds their values exactly."""
 
 
@@ -279,202 +263,3 @@ def _digest(tensor: Tensor) -> bytes:
     words = content[: len(content) // 8 * 8].view(torch.int64)
     parts = words.sum(), words[:: len(words) // 4096 + 1], content[8 * len(words) :]
     return b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
-
-
-# --- momentum
-
-_NUMBER = "number:"
-"""Prefix of a slot whose value is a Python number in the optimizer's state."""
-
-
-class TensorArray(ArrayView):
-    """A Flower array that refers to a tensor; one on an accelerator is copied when it is read."""
-
-    tensor: Tensor
-    _host_dtype: torch.dtype
-
-    def __init__(self, tensor: Tensor, dtype: torch.dtype) -> None:
-        self.__dict__.update(
-            dtype=str(dtype).removeprefix("torch."),
-            shape=tuple(tensor.shape),
-            stype="numpy.ndarray",
-            tensor=tensor,
-            _host_dtype=dtype,
-        )
-
-    @property
-    def memory(self) -> npt.NDArray[Any]:
-        """The elements on the host, contiguous also if the tensor is channels-last."""
-        there = self.tensor.to("cpu", self._host_dtype).contiguous()
-        elements: npt.NDArray[Any] = there.numpy()
-        return elements
-
-
-TensorArray.__qualname__ = ArrayView.__qualname__  # Flower writes it on the wire
-
-
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise UsageError if an optimizer is not the model's, or its state not one per parameter."""
-    name, own = type(optimizer).__name__, set(model.parameters())
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if foreign := sum(parameter not in own for parameter in held):
-        raise UsageError(
-            f"optimizer: {foreign} of its {len(held)} parameters are not the model's; create it "
-            "from the parameters of this model"
-        )
-    if any("LBFGS" in kind.__name__ for kind in type(optimizer).__mro__):
-        raise UsageError(
-            f"optimizer: {name} computes curvature from its last steps, between which averages "
-            "move the weights; use another one, such as SGD or AdamW"
-        )
-    if missing := {"state", "param_groups"} - optimizer.state_dict().keys():
-        raise UsageError(
-            f"optimizer: state_dict() of {name} has no {sorted(missing)[0]!r}, as those of torch "
-            "do; pass the optimizer that it wraps"
-        )
-
-
-def momentum_record(
-    model: nn.Module, optimizer: torch.optim.Optimizer, copy: bool = True
-) -> ArrayRecord:
-    """Return the optimizer's state by `state_name`; empty before the first step.
-
-    Without `copy`, the arrays refer to the optimizer's own tensors, which the next step changes.
-    """
-    arrays: dict[str, Array] = {}
-    for name, _, slot, tensor in _state(model, optimizer):
-        short = slot in COUNTERS or tensor.dtype in _SHORT  # of counters torch has float64
-        copied = tensor.detach().to("cpu", copy=True) if copy else tensor.detach()
-        dtype = torch.float32 if short else tensor.dtype
-        arrays[state_name(slot, name)] = TensorArray(copied, dtype)
-    return record_of(arrays)
-
-
-def load_momentum(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    record: ArrayRecord | None,
-    copy: bool = True,
-    fill: bool = False,
-) -> None:
-    """Set the optimizer's state from a record; None sets it to zero.
-
-    A parameter whose state is missing or incomplete in the record begins with zero. State of a
-    parameter's shape gets the parameter's strides, which fused optimizers require. Without `copy`,
-    the optimizer uses the record's memory or tensors where possible. With `fill`, the zeros are
-    created here and not in the first step, because torch's fused SGD needs the state of all
-    parameters or none.
-    """
-    fill = fill and optimizer.defaults.get("momentum") != 0
-    for name, parameter in model.named_parameters():
-        names = _names_in(record or {}, name, slots_of(optimizer))
-        if record is not None and names:
-            kept = {slot: _tensor_of(record[key], parameter, slot) for slot, key in names.items()}
-            copied = copy
-        elif fill and parameter.requires_grad:
-            kept = {slot: torch.zeros_like(parameter) for slot in slots_of(optimizer)}
-            for slot in COUNTERS & kept.keys():
-                kept[slot] = torch.zeros((), dtype=torch.float32)
-            copied = False
-        else:
-            optimizer.state.pop(parameter, None)
-            continue
-        optimizer.state[parameter] = {
-            slot.removeprefix(_NUMBER): tensor.item()
-            if slot.startswith(_NUMBER)
-            else _with_strides_of(
-                parameter,
-                tensor.to(_slot_device(optimizer, parameter, slot), copy=copied),
-            )
-            for slot, tensor in kept.items()
-        }
-
-
-def _tensor_of(array: Array, parameter: nn.Parameter, slot: str) -> Tensor:
-    if isinstance(array, TensorArray):
-        return array.tensor
-    tensor = tensor_on(elements_of(array))
-    was_short = parameter.dtype in _SHORT and slot not in COUNTERS and _NUMBER not in slot
-    return tensor.to(parameter.dtype) if was_short else tensor
-
-
-def _with_strides_of(parameter: nn.Parameter, state: Tensor) -> Tensor:
-    """Return an optimizer's state with the strides of a parameter of the same shape."""
-    same_kind = state.shape == parameter.shape and state.layout == parameter.layout
-    if not same_kind or state.stride() == parameter.stride():
-        return state
-    return torch.empty_like(parameter, dtype=state.dtype, device=state.device).detach().copy_(state)
-
-
-def zero_momentum(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Set the optimizer's state to zero, in place; that of a custom optimizer is removed."""
-    if not slots_of(optimizer):
-        optimizer.state.clear()
-    for _, _, _, tensor in _state(model, optimizer):
-        tensor.zero_()
-
-
-def momentum_is_finite(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer's state is finite, with one synchronization of the device."""
-    kept = (value for state in optimizer.state.values() for value in state.values())
-    tensors = [t for t in kept if isinstance(t, Tensor) and t.is_floating_point()]
-    tensors = [t._values() if t.is_sparse else t for t in tensors]
-    if not tensors or get_total_norm(tensors).isfinite():
-        return True
-    return all(bool(t.isfinite().all()) for t in tensors)  # only the sum of squares overflowed
-
-
-def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Return the names of an optimizer's state tensors per parameter; empty if they are not known.
-
-    Those of a custom optimizer are only known once it has a state.
-    """
-    known = {torch.optim.SGD: "sgd", torch.optim.AdamW: "adamw"}
-    name = known.get(type(optimizer))
-    return SLOTS[name] if name and not optimizer.defaults.get("amsgrad") else ()
-
-
-def _names_in(record: Mapping[str, Any], parameter: str, slots: Sequence[str]) -> dict[str, str]:
-    """Return the names of a parameter's state in a record, by slot; empty if it is incomplete."""
-    if slots:
-        names = {slot: state_name(slot, parameter) for slot in slots}
-        return names if all(key in record for key in names.values()) else {}
-    ending = state_name("", parameter)
-    names = {key.removesuffix(ending): key for key in record if key.endswith(ending)}
-    if parameter in record:
-        names[SLOTS["sgd"][0]] = parameter
-    return names
-
-
-def _state(
-    model: nn.Module, optimizer: torch.optim.Optimizer
-) -> Iterator[tuple[str, nn.Parameter, str, Tensor]]:
-    """Yield name, parameter, slot and tensor of the optimizer's whole state."""
-    slots, others = slots_of(optimizer), set(optimizer.state)
-    for name, parameter in model.named_parameters():
-        others.discard(parameter)
-        kept = optimizer.state.get(parameter, {})
-        for slot in slots or kept:
-            tensor = kept.get(slot)
-            if isinstance(tensor, Tensor):
-                yield name, parameter, slot, tensor
-            elif isinstance(tensor, int | float):
-                is_float = type(tensor) is float
-                number = torch.tensor(tensor, dtype=torch.float64 if is_float else None)
-                yield name, parameter, _NUMBER + slot, number
-            elif tensor is not None:
-                raise UsageError(
-                    f"the state {slot!r} of {type(optimizer).__name__} is a "
-                    f"{type(tensor).__name__}; only tensors and numbers can be kept between rounds"
-                )
-    if others and not slots:
-        what = f"{type(optimizer).__name__} has state that is of no parameter of the model"
-        raise UsageError(f"{what}; only that of parameters can be kept between rounds")
-
-
-def _slot_device(
-    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, slot: str
-) -> torch.device:
-    """Return the device of a slot: the CPU for counters unless fused, else the parameter's."""
-    fused = any(group.get("fused") for group in optimizer.param_groups)
-    return torch.device("cpu") if slot in COUNTERS and not fused else parameter.device

@@ -123,7 +123,7 @@ def seconds_per_step(sgd: "LocalSGD", batch_size: int, seconds: float = 1.0) -> 
     draw = np.random.default_rng(0)
 
     def measured(steps: int) -> float:
-        order = TrainOrder.to_measure(steps, batch_size, len(sgd._source), arrays, draw)
+        order = TrainOrder.to_measure(steps, batch_size, sgd.num_samples, arrays, draw)
         return sgd.run(order).compute_seconds / steps
 
     measured(1)

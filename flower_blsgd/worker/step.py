@@ -1,12 +1,9 @@
-"""Parts of a local step: optimizer, micro-batches, precision, and restoring the training state.
-
-`LocalSGD` combines them.
-"""
+"""Parts of a local step: functions of a task, micro-batches, precision, restoring the state."""
 
 import contextlib
 import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,8 +16,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from ..devices.machine import accelerator_of
 from ..devices.worker_spec import PRECISIONS, Precision
 from ..errors import UsageError
-from ..protocol import SLOTS
-from .model_io import check_optimizer
 
 SampleLoss = Callable[[Any, Any], Tensor]
 """``(outputs, targets)`` or ``(model, batch)`` -> one loss per sample, shape (batch_size,).
@@ -51,73 +46,6 @@ def augmented(augment: Augment, batch: Any, generator: torch.Generator) -> Any:
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return augment(batch[0], generator), batch[1]
     return augment(batch, generator)
-
-
-# --- optimizers
-
-
-def make_optimizer(
-    name: str,
-    parameters: Iterable[nn.Parameter],
-    *,
-    momentum: float,
-    nesterov: bool,
-    weight_decay: float,
-    fused: bool | None = None,
-) -> torch.optim.Optimizer:
-    """Return an optimizer, whose learning rate `set_learning_rate` sets for each order.
-
-    `LocalSGD` documents the settings. `fused` optimizers use one kernel for all parameters; None
-    leaves the choice to torch.
-
-    ValueError if the name is unknown.
-    """
-    both: dict[str, Any] = {"lr": 1.0, "weight_decay": weight_decay, "fused": fused}
-    if name == "sgd":
-        return torch.optim.SGD(parameters, momentum=momentum, nesterov=nesterov, **both)
-    if name == "adamw":
-        return torch.optim.AdamW(parameters, betas=(0.9, 0.999), **both)
-    raise ValueError(f"optimizer = {name!r} must be one of {', '.join(map(repr, SLOTS))}")
-
-
-MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-"""``(model) -> optimizer`` with the user's parameter groups and learning rates."""
-
-
-def custom_optimizer(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the user's optimizer for a model; its learning rates are those at the schedule's peak.
-
-    UsageError if it is not an optimizer of torch, or `check_optimizer` refuses it.
-    """
-    optimizer = make(model)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(
-            f"task: optimizer(model) returned a {type(optimizer).__name__}, expected a "
-            "torch.optim.Optimizer"
-        )
-    check_optimizer(model, optimizer)
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]  # torch's name for it
-    return optimizer
-
-
-def can_fuse(model: nn.Module, device: torch.device) -> bool:
-    """Return whether a fused optimizer can update all parameters of a model on this device.
-
-    On a CPU, fused optimizers are not faster and round differently.
-    """
-    sparse = any(getattr(module, "sparse", False) for module in model.modules())
-    return (
-        device.type == "cuda"
-        and not sparse
-        and all(parameter.is_floating_point() for parameter in model.parameters())
-    )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set an optimizer's learning rate; those of a custom one are multiplied by it."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get("initial_lr", 1.0)
 
 
 # --- micro-batches

@@ -16,8 +16,7 @@ from flower_blsgd.protocol import (
     TrainReport,
     state_copies,
 )
-from flower_blsgd.worker.model_io import slots_of
-from flower_blsgd.worker.step import make_optimizer
+from flower_blsgd.worker.optimizer import make_optimizer, slots_of
 
 from ..in_process_grid import over_the_wire, same_bits, toy_arrays
 

@@ -106,7 +106,7 @@ def test_what_fits_is_found_by_halving_and_undone(
     ("function", "phase"),
     [
         ("load_state", "loading the global model"),
-        ("load_momentum", "loading the optimizer's state"),
+        ("OptimizerState.begin", "loading the optimizer's state"),
         ("state_record", "sending the model"),
     ],
 )
@@ -120,7 +120,7 @@ def test_outside_of_steps_the_phase_and_the_bytes_are_named(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     with monkeypatch.context() as patched:
-        patched.setattr(local_sgd, function, refuse)
+        patched.setattr(f"flower_blsgd.worker.local_sgd.{function}", refuse)
         patched.setattr(local_sgd, "free_bytes_on", lambda device: 1_500)
         with pytest.raises(UsageError) as refused:
             sgd.run(order_of(2), state)

@@ -168,7 +168,7 @@ def test_keep_works_in_the_memory_of_the_state() -> None:
         found = state.array_records["momentum"]
         assert all(np.shares_memory(found[name].numpy(), memories[name]) for name in memories)
         assert steps_in(found) == {float(STEPS * server_round)}
-    kept_by_torch = [t for kept in sgd._optimizer.state.values() for t in kept.values()]
+    kept_by_torch = [t for kept in sgd._step.optimizer.state.values() for t in kept.values()]
     addresses = {memory.__array_interface__["data"][0] for memory in memories.values()}
     assert {tensor.data_ptr() for tensor in kept_by_torch} == addresses
 
@@ -186,7 +186,7 @@ def test_state_of_a_checkpoint_gets_the_strides_of_its_parameter(optimizer: str)
     order = image_order(2, momentum=travelled)
     expected, found = plain.run(order, state), strided.run(order, RecordDict())
     assert close(found, expected)
-    for parameter, kept in strided._optimizer.state.items():
+    for parameter, kept in strided._step.optimizer.state.items():
         strides = {t.stride() for t in kept.values() if t.shape == parameter.shape}
         assert strides == {parameter.stride()}
     assert not strided.model[0].weight.is_contiguous()

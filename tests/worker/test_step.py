@@ -15,8 +15,9 @@ from flower_blsgd.devices.worker_spec import PRECISIONS, Precision
 from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.tasks.images import random_crop_and_flip
-from flower_blsgd.worker import local_sgd, step
-from flower_blsgd.worker.local_sgd import compile_mode, cross_entropy
+from flower_blsgd.worker import local_step, step
+from flower_blsgd.worker.local_step import compile_mode
+from flower_blsgd.worker.losses import cross_entropy
 from flower_blsgd.worker.step import (
     SampleLoss,
     batch_dependent_module,
@@ -160,7 +161,7 @@ def test_compiled_model_computes_every_step_and_may_reuse_its_memory(
         return forward
 
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(local_sgd, "compile_mode", lambda device, micro_batch_size: mode)
+    monkeypatch.setattr(local_step, "compile_mode", lambda device, micro_batch_size: mode)
     sgd, plain = sgd_of(0, compile=True, loss=loss), sgd_of(0, loss=loss)
     for server_round, size in ((1, 4), (2, 4), (3, 6)):
         order = independent_order(server_round, batch_size=size)
@@ -194,7 +195,7 @@ def test_compiling_that_fails_costs_one_line(
         return fails
 
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr(local_sgd, "compile_mode", lambda device, micro_batch_size: "any")
+    monkeypatch.setattr(local_step, "compile_mode", lambda device, micro_batch_size: "any")
     sgd = LocalSGD(small_model(), data(), compile=True, name="slow-1")
     plain = LocalSGD(small_model(), data())
     for server_round in (1, 2):

@@ -19,7 +19,7 @@ LOCAL_STEPS = 6
 ORDER = {
     "copy to card, pageable, waits: transfer.copy_to_device": 1,
     "wait for synchronize: timing.synchronize": 2,  # around the steps, whose time is measured
-    "wait for item: model_io.momentum_is_finite": 1,
+    "wait for item: optimizer.OptimizerState.is_finite": 1,
     "copy to host, pageable, waits: transfer.copy_to_host": 1,
     "copy to host, pageable, waits: local_sgd.LocalSGD._train": 1,  # the losses
 }

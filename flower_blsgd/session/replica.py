@@ -1,0 +1,156 @@
+"""The script's model and optimizer in the rounds of a run."""
+
+import copy
+import math
+import time
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from ..protocol import TrainOrder, TrainReport
+from ..worker.model_io import FrozenTensors, load_state, model_fingerprint, state_record
+from ..worker.optimizer import OptimizerState
+from ..worker.timing import synchronize, throttle
+
+
+class LocalSteps:
+    """Steps of the current order, and their time without pauses."""
+
+    def __init__(self, order: TrainOrder, slowdown: float, device: torch.device) -> None:
+        self.order = order
+        self.count = 0
+        self.samples = 0
+        self.losses: list[Tensor] = []
+        self.paused_seconds = 0.0
+        self._slowdown = slowdown
+        self._device = device
+        synchronize(device)
+        self.started_at = time.time()
+        self._began = time.perf_counter()
+
+    def note(self, samples: int, losses: Tensor | None) -> None:
+        """Count a step."""
+        self.count += 1
+        self.samples += samples
+        if losses is not None:
+            self.losses.append(losses.detach().float())
+
+    def is_complete(self) -> bool:
+        """Return whether the order has no steps left, or its time is over."""
+        if self.count >= self.order.local_steps:
+            return True
+        if self.order.deadline_seconds == 0:
+            return False
+        synchronize(self._device)
+        return self._slowdown * self._seconds() >= self.order.deadline_seconds
+
+    def end(self) -> float:
+        """Wait for the device, and as long as a slower one would compute; return the seconds."""
+        synchronize(self._device)
+        throttle(self._began + self.paused_seconds, self._slowdown)
+        return self._seconds()
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._began - self.paused_seconds
+
+
+class Replica:
+    """Replica of the model on this worker's device, with its optimizer."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> None:
+        state = optimizer.state_dict()
+        self._first_state = copy.deepcopy(state["state"])
+        moves = next(model.parameters()).device != device
+        self.model = model.to(device)
+        self._optimizer = optimizer
+        if moves and state["state"]:  # of a checkpoint
+            optimizer.load_state_dict(state)  # moves it to the parameters
+        self._state = OptimizerState(self.model, optimizer)
+        self._trained = [parameter.requires_grad for parameter in model.parameters()]
+        self._frozen: FrozenTensors | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Text that is equal for equal models."""
+        return model_fingerprint(self.model)
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """Names of the parameters that are trained."""
+        named = self.model.named_parameters(remove_duplicate=False)
+        return [name for name, tensor in named if tensor.requires_grad]
+
+    def arrays(self) -> ArrayRecord:
+        """Return a copy of the tensors that are sent."""
+        return state_record(self.model)
+
+    def optimizer_state(self) -> ArrayRecord:
+        """Return the optimizer's state, which the next step changes."""
+        return self._state.record(copy=False)
+
+    def undo_steps(self) -> None:
+        """Restore the optimizer's state at the beginning; the first order brings a model."""
+        groups = self._optimizer.state_dict()["param_groups"]
+        state = copy.deepcopy(self._first_state)
+        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+    def begin(self) -> None:
+        """Note what no step may change."""
+        self._first_state = {}
+        self._frozen = FrozenTensors(self.model)
+        self._frozen.begin()
+
+    def load(self, order: TrainOrder) -> None:
+        """Load the global model, and set the optimizer's state."""
+        load_state(self.model, order.arrays)
+        self._state.begin(order.momentum_policy, order.momentum)
+
+    def finish(self, arrays: ArrayRecord, trains: bool) -> None:
+        """Load the final model."""
+        load_state(self.model, arrays)
+        if trains:
+            self._check_frozen()
+
+    def report(self, steps: LocalSteps) -> TrainReport:
+        """Return the result of an order.
+
+        UsageError if a parameter was frozen or unfrozen, or a tensor changed that is not sent.
+        """
+        self._check_trained()
+        order, seconds = steps.order, steps.end()
+        self._check_frozen(order.round)
+        momentum, is_zeroed = self._state.end(order.momentum_policy)
+        has_losses = len(steps.losses) == steps.count > 0
+        rate = self._optimizer.param_groups[0].get("lr")  # None with Adafactor's own rate
+        return TrainReport(
+            completed_steps=min(steps.count, order.local_steps),
+            batch_size=order.batch_size,
+            compute_seconds=seconds,
+            started_at=steps.started_at,
+            ended_at=steps.started_at + seconds,
+            losses=torch.cat(steps.losses).cpu().numpy() if has_losses else np.empty(0, np.float32),
+            arrays=state_record(self.model, like=order.arrays),
+            momentum=momentum,
+            momentum_zeroed=int(is_zeroed),
+            samples=steps.samples,
+            learning_rate=math.nan if rate is None else float(rate),
+        )
+
+    def _check_frozen(self, round: int = 1) -> None:
+        assert self._frozen is not None
+        self._frozen.check(round)
+
+    def _check_trained(self) -> None:
+        now = [parameter.requires_grad for parameter in self.model.parameters()]
+        if now != self._trained:
+            names = (name for name, _ in self.model.named_parameters())
+            changed = [n for n, a, b in zip(names, self._trained, now, strict=False) if a != b]
+            raise UsageError(
+                f"model: requires_grad of {changed[0] if changed else 'a parameter'!r} has changed "
+                "since join; freeze and unfreeze parameters before join"
+            )

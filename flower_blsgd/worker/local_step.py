@@ -1,0 +1,205 @@
+"""One local step on a batch: augment, forward pass, loss, backward pass, optimizer."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..devices.worker_spec import Precision
+from .batches import channels_last_images, inputs_and_targets, map_tensors, micro_batches
+from .step import (
+    LOSS_SCALE,
+    MOST_SKIPS,
+    Augment,
+    LossScaler,
+    SampleLoss,
+    augmented,
+    autocast,
+    preserve_training_state,
+    takes_model,
+    widened,
+)
+
+_CUDA_GRAPH_STEPS = 3
+"""Steps in which torch warms up, captures and replays a CUDA graph of a new shape."""
+
+
+class LocalStep:
+    """Local steps of a model with its optimizer; the arguments are those of `LocalSGD`.
+
+    `skipped` counts the steps whose gradients overflowed in float16.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: SampleLoss,
+        device: torch.device,
+        *,
+        augment: Augment | None,
+        precision: Precision,
+        clip_norm: float,
+        micro_batch_size: int,
+        channels_last: bool,
+        compile: bool,
+    ) -> None:
+        self.optimizer = optimizer
+        self.precision = precision
+        self.scaler = LossScaler(device) if precision == "float16" else None
+        self.micro_batch_size = micro_batch_size
+        self.skipped = 0
+        self._model = model
+        self._loss = loss
+        self._loss_takes_model = takes_model(loss)
+        self._augment = augment
+        self._clip_norm = clip_norm
+        self._channels_last = channels_last
+        self._generator = torch.Generator(device)
+        self._compile_mode = compile_mode(device, micro_batch_size)
+        self._compiled_sizes: set[int] = set()
+        self._forward: Callable[..., Any] = model
+        if compile:
+            self._forward = torch.compile(model, mode=self._compile_mode)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._generator.device
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of the steps."""
+        # torch.manual_seed searches for all kinds of devices, which takes half a millisecond.
+        on_cpu = self._device.type == "cpu"
+        (torch.default_generator if on_cpu else torch).manual_seed(seed)
+        self._generator.manual_seed(seed)
+
+    def run(
+        self,
+        batch: Any,
+        size: int,
+        weights: Tensor | None = None,
+        micro_batch_size: int | None = None,
+    ) -> Tensor:
+        """Run one step on a batch of `size` samples: augment, forward, loss, backward, optimizer.
+
+        The gradient is that of the mean of the weighted losses. It is not divided by the sum of the
+        weights, because the weights stand for samples that were left out. The returned losses are
+        unweighted, before the step, of shape (batch_size,). If the loss returns the model's
+        outputs, the next step of a compiled model may overwrite them.
+        """
+        if self._augment is not None:
+            batch = augmented(self._augment, batch, self._generator)
+        if self._channels_last:
+            batch = map_tensors(batch, channels_last_images)
+        for _ in range(MOST_SKIPS):
+            losses = self._backward(batch, size, weights, micro_batch_size)
+            if self._update():
+                return losses
+            self.skipped += 1
+        raise ValueError(
+            f"the gradients overflow in float16 even with a loss scale of {LOSS_SCALE} / 2^"
+            f"{MOST_SKIPS}; use a smaller learning rate, or precision = bfloat16 or float32"
+        )
+
+    def _backward(
+        self, batch: Any, size: int, weights: Tensor | None, micro_batch_size: int | None
+    ) -> Tensor:
+        """Compute the gradient of a batch; return its losses."""
+        self.optimizer.zero_grad()
+        most = self.micro_batch_size if micro_batch_size is None else micro_batch_size
+        if not 0 < most < size:
+            losses = self._losses(batch, size)
+            self._backpropagate((losses if weights is None else losses * weights).mean())
+            return losses.detach()
+        parts, done = [], 0
+        for some, count in micro_batches(batch, size, most):
+            losses = self._losses(some, count)
+            parts.append(losses.detach())
+            if weights is not None:
+                losses = losses * weights[done : done + count]
+            self._backpropagate(losses.sum() / size)
+            done += count
+            del losses  # frees its graph before the next micro-batch
+        return torch.cat(parts)
+
+    def _backpropagate(self, loss: Tensor) -> None:
+        if self.scaler is not None:
+            loss = self.scaler.scaled(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _update(self) -> bool:
+        """Clip the gradient and run the optimizer; return False if it was skipped."""
+        if self.scaler is not None:
+            self.scaler.unscale(self.optimizer)
+        if self._clip_norm > 0:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
+        if self.scaler is not None:
+            return self.scaler.step()
+        self.optimizer.step()
+        return True
+
+    def _losses(self, batch: Any, size: int) -> Tensor:
+        with autocast(self.precision, self._device):
+            if self._loss_takes_model:
+                losses = self._loss(self._forward, batch)
+            else:
+                inputs, targets = inputs_and_targets(batch)
+                losses = self._loss(self._forward(inputs), targets)
+        if losses.shape != (size,):
+            raise ValueError(
+                f"the loss must return one value per sample, shape ({size},), not "
+                f'{tuple(losses.shape)}; for a torch loss, set reduction="none"'
+            )
+        return widened(losses)
+
+    # --- steps without effect
+
+    def is_ready_for(self, size: int) -> bool:
+        """Return whether nothing is to be compiled for batches of this size."""
+        return self._forward is self._model or size in self._compiled_sizes
+
+    def compile_for(self, batch: Any, size: int) -> None:
+        """Compile the model for batches of this size, with steps whose effect is undone.
+
+        This can fail for many reasons: no compiler, no Triton, an unsupported model.
+        """
+        self._compiled_sizes.add(size)
+        with self._trial():
+            for _ in range(_CUDA_GRAPH_STEPS if self._compile_mode else 1):
+                self.run(batch, size)
+
+    def run_eagerly(self) -> None:
+        """Stop using a compiled model."""
+        self._forward = self._model
+
+    def try_eagerly(self, batch: Any, size: int, micro_batch_size: int) -> None:
+        """Run a step without the compiled model, whose effect is undone."""
+        forward, self._forward = self._forward, self._model
+        try:
+            with self._trial():
+                self.run(batch, size, micro_batch_size=micro_batch_size)
+        finally:
+            self._forward = forward
+
+    @contextlib.contextmanager
+    def _trial(self) -> Iterator[None]:
+        """Undo what a step inside the block changes."""
+        scale, skipped = self.scaler.state if self.scaler else None, self.skipped
+        try:
+            with preserve_training_state(self._model, self.optimizer):
+                yield
+        finally:
+            self.skipped = skipped
+            if self.scaler is not None:
+                self.scaler.load(scale)
+
+
+def compile_mode(device: torch.device, micro_batch_size: int) -> str | None:
+    """Return the mode of torch.compile: on CUDA the one with CUDA graphs, else torch's default.
+
+    With micro-batches, a step adds up gradients over several calls of the model. torch does not
+    allow this with CUDA graphs, because each call overwrites the gradients of the previous one.
+    """
+    return "reduce-overhead" if device.type == "cuda" and micro_batch_size == 0 else None
