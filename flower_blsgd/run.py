@@ -15,7 +15,8 @@ from flwr.serverapp import Grid
 from .algorithm.catalog import RELEASED_SAMPLERS, TRAIN_ON, part_of, tau_fast
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .algorithm.randomness import derived_seed
-from .checkpointing import Checkpoints
+from .checkpoint.resume import ResumedRun, open_run_to_resume
+from .checkpoint.writing import Checkpoints
 from .config import RunConfig
 from .devices.machine import accelerator_of, format_bytes, require_bytes, this_machine
 from .devices.worker_spec import WorkerSpec, parse_workers
@@ -31,7 +32,6 @@ from .results.folder import RunFolder
 from .results.metric import Metric, split_of
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder, own_warnings
-from .resume import ResumedRun, open_run_to_resume
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.budget import Budget
 from .strategy.connector import assume_speeds

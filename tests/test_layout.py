@@ -43,15 +43,13 @@ ARROWS = {
     "strategy": {"protocol", "algorithm", "config", "devices", "flower", "engines", "errors"}
     | {"fields"},
     "hosts": {"strategy", "engines", "flower", "devices", "protocol", "algorithm", "errors"},
-    "checkpoint": {"strategy", "protocol", "engines", "flower", "errors", "files"},
-    # of checkpoint only the names in a run's folder
     "results": {"strategy", "protocol", "algorithm", "devices", "flower", "tasks", "config"}
-    | {"checkpoint", "files", "errors", "fields"},
-    "resume": {"checkpoint", "results", "strategy", "tasks", "config", "errors"},
-    "checkpointing": {"resume", "checkpoint", "results", "strategy"},
+    | {"files", "errors", "fields"},
+    "checkpoint": {"results", "strategy", "tasks", "protocol", "engines", "flower", "config"}
+    | {"files", "errors"},
     "released": {"strategy", "algorithm", "errors"},
     "run": {"results", "strategy", "protocol", "algorithm", "engines", "flower", "devices"}
-    | {"released", "tasks", "worker", "resume", "checkpointing", "config", "errors"},
+    | {"released", "tasks", "worker", "checkpoint", "config", "errors"},
     "experiments": {"run", "results", "strategy", "protocol", "algorithm", "engines", "devices"}
     | {"worker", "config", "errors", "files"},
     # only the command line imports it

@@ -16,20 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord
 from safetensors import safe_open
-from safetensors.numpy import save_file
 
 from ..errors import UsageError, first_line
-from ..files import flush_to_disk, temporary_path, unless_unsupported
+from ..files import flush_to_disk, temporary_path
 from ..flower.array_records import AnyArray, tensors_of
+from ..results.folder import BEST_MODEL, CHECKPOINTS, save_tensors
 
 _LOG = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-FOLDER = "checkpoint"
-BEST_MODEL = "best_model.safetensors"
 
 _NAME = re.compile(r"round-([0-9]{9,10})\.([0-9a-f]{64})\.safetensors")
 
@@ -56,7 +53,7 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        self._run_folder, self._folder, self._keep = folder, folder / FOLDER, keep
+        self._run_folder, self._folder, self._keep = folder, folder / CHECKPOINTS, keep
         self._writer = ThreadPoolExecutor(1)  # starts its thread with the first task
         self._last: dict[str, Future[None]] = {}
         self._failing = False
@@ -65,7 +62,7 @@ class CheckpointStore:
     def save(self, checkpoint: Checkpoint, server_round: int) -> None:
         """Write a checkpoint in the background."""
         if self._keep:
-            self._hand_over(FOLDER, self._write, checkpoint, server_round)
+            self._hand_over(CHECKPOINTS, self._write, checkpoint, server_round)
 
     def save_best(self, arrays: ArrayRecord, server_round: int, value: float) -> None:
         """Write the best model so far to ``best_model.safetensors`` in the background.
@@ -144,17 +141,6 @@ class CheckpointStore:
         paths = sorted(self._folder.glob("round-*"), reverse=True)
         named = [(_NAME.fullmatch(path.name), path) for path in paths]
         return [(int(name[1]), path) for name, path in named if name]
-
-
-def save_tensors(
-    path: Path, tensors: Mapping[str, AnyArray], about: dict[str, str] | None = None
-) -> None:
-    """Write a safetensors file with the default mode of new files; the library uses 600."""
-    path.touch()
-    mode = path.stat().st_mode
-    save_file({name: np.asarray(t, order="C") for name, t in tensors.items()}, path, about)
-    with unless_unsupported():
-        path.chmod(mode)
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, AnyArray], about: dict[str, str]) -> str:

@@ -13,28 +13,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 from flwr.app import ArrayRecord
 from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from ..algorithm.sampling_stats import SamplingStats
-from ..checkpoint.store import BEST_MODEL, FOLDER, save_tensors
 from ..config import RunConfig
 from ..errors import UsageError
 from ..fields import from_json
-from ..files import append, locked, temporary_path, write_text, written_whole
-from ..flower.array_records import tensors_of
+from ..files import (
+    append,
+    locked,
+    temporary_path,
+    unless_unsupported,
+    write_text,
+    written_whole,
+)
+from ..flower.array_records import AnyArray, tensors_of
 from ..strategy.round_metrics import RoundRecord
 from .metric import ACCURACY
 from .tables import csv_of
 
 RUNS = "runs"
 LATEST = "latest"
-MODEL = "model.safetensors"
+MODEL, BEST_MODEL = "model.safetensors", "best_model.safetensors"
+CHECKPOINTS = "checkpoint"
 
 _OWN_NAMES = {
     *("config.toml", "run.log", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL),
-    *("learning_curve.png", "timeline.png", "sampling.png", "trace", "tensorboard", FOLDER),
+    *("learning_curve.png", "timeline.png", "sampling.png", "trace", "tensorboard", CHECKPOINTS),
 }
 
 
@@ -201,6 +210,17 @@ class RunFolder:
             except SafetensorError as error:  # which contains the error of the system as text only
                 raise OSError(errno.EIO, str(error)) from None
             part.replace(self.path / MODEL)
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, AnyArray], about: dict[str, str] | None = None
+) -> None:
+    """Write a safetensors file with the default mode of new files; the library uses 600."""
+    path.touch()
+    mode = path.stat().st_mode
+    save_file({name: np.asarray(t, order="C") for name, t in tensors.items()}, path, about)
+    with unless_unsupported():
+        path.chmod(mode)
 
 
 def read_config(folder: Path) -> RunConfig:

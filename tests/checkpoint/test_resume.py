@@ -42,12 +42,12 @@ from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.tasks import register_task
 from flower_blsgd.tasks.task import correct
 
-from .grids.processes import wait_until
-from .in_process_grid import FastGrid, Handler
-from .log_capture import captured_log
-from .refusal import refusal
-from .results.records import epoch, record, row, two_rounds
-from .test_run import NODES, node_of
+from ..grids.processes import wait_until
+from ..in_process_grid import FastGrid, Handler
+from ..log_capture import captured_log
+from ..refusal import refusal
+from ..results.records import epoch, record, row, two_rounds
+from ..test_run import NODES, node_of
 
 EVERY_ROUND = 1e-9
 FOUR = {**NODES[0], "seconds-per-step": 50.0}, {**NODES[1], "seconds-per-step": 100.0}
@@ -666,7 +666,7 @@ def test_rounds_and_versions_that_differ_are_said(monkeypatch: pytest.MonkeyPatc
         train(View(9, interrupt))
     lines = Path("run/rounds.jsonl").read_text().splitlines(keepends=True)
     Path("run/rounds.jsonl").write_text("".join(lines[2:]))
-    monkeypatch.setattr("flower_blsgd.resume.versions", lambda: {"torch": "1.0"})
+    monkeypatch.setattr("flower_blsgd.checkpoint.resume.versions", lambda: {"torch": "1.0"})
     view = View()
     summary = train(view, resume="run").summary
     assert (summary["rounds"], summary["samples"]) == (10, 10 * 12)

@@ -13,14 +13,14 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 
-from .checkpoint.state import capture
-from .checkpoint.store import FOLDER, Checkpoint, CheckpointStore
-from .results.folder import alone_in
-from .results.recorder import RunRecorder
-from .results.summary import versions
+from ..results.folder import CHECKPOINTS, alone_in
+from ..results.recorder import RunRecorder
+from ..results.summary import versions
+from ..strategy.biased_local_sgd import BiasedLocalSGD
+from ..strategy.rounds import EpochEnd
 from .resume import RUN, resume_command
-from .strategy.biased_local_sgd import BiasedLocalSGD
-from .strategy.rounds import EpochEnd
+from .state import capture
+from .store import Checkpoint, CheckpointStore
 
 
 class Checkpoints:
@@ -52,8 +52,8 @@ class Checkpoints:
         with contextlib.ExitStack() as stack:
             if keeps and not locked:
                 with contextlib.suppress(OSError):  # the disk is full
-                    (self._folder / FOLDER).mkdir()
-                stack.enter_context(alone_in(self._folder / FOLDER, "another run is using it"))
+                    (self._folder / CHECKPOINTS).mkdir()
+                stack.enter_context(alone_in(self._folder / CHECKPOINTS, "another run is using it"))
             if keeps:
                 stack.enter_context(self._deferred_signals())
             try:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from flwr.app import ArrayRecord
 
-from .checkpoint.state import restore
-from .checkpoint.store import FOLDER, Checkpoint, CheckpointStore
-from .config import CHANGEABLE, RunConfig
-from .errors import UsageError
-from .results.folder import RunFolder, alone_in, read_config
-from .results.recorder import RunRecorder
-from .results.summary import blsgd_command, versions
-from .strategy.biased_local_sgd import BiasedLocalSGD
-from .tasks import GIVEN_IN_PYTHON
+from ..config import CHANGEABLE, RunConfig
+from ..errors import UsageError
+from ..results.folder import CHECKPOINTS, RunFolder, alone_in, read_config
+from ..results.recorder import RunRecorder
+from ..results.summary import blsgd_command, versions
+from ..strategy.biased_local_sgd import BiasedLocalSGD
+from ..tasks import GIVEN_IN_PYTHON
+from .state import restore
+from .store import Checkpoint, CheckpointStore
 
 RUN = "run"
 """Key of a checkpoint for the settings, the versions and the recorder of its run."""
@@ -77,8 +77,8 @@ def open_run_to_resume(given: RunConfig, complete: bool) -> Iterator[ResumedRun 
     folder = Path(given.resume).resolve()
     of_run = read_config(folder).with_absolute_paths()
     busy = f"{_shown(folder)} is in use by a run; wait until it ends, or end it"
-    exists = (folder / FOLDER).is_dir()
-    with alone_in(folder / FOLDER, busy) if exists else contextlib.nullcontext():
+    exists = (folder / CHECKPOINTS).is_dir()
+    with alone_in(folder / CHECKPOINTS, busy) if exists else contextlib.nullcontext():
         checkpoint = CheckpointStore(folder, 0).newest()
         if checkpoint is None:
             out = ["-s", "out="] if of_run.out else []
