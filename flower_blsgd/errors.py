@@ -12,13 +12,20 @@ class UsageError(ValueError):
     """
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return a hint with the known words nearest to `word`: ``"did you mean a or b?"``."""
+def nearest(word: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
+    """Return a hint with the known words nearest to `word`: ``"did you mean a or b?"``.
+
+    If none is near, it lists the known words, or those that are `listed`.
+    """
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=2, cutoff=0.7)
     same_letter = [name for name in known if name[:1] == word[:1]]
     close = close or difflib.get_close_matches(word, same_letter, n=2, cutoff=0.6)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+    return (
+        f"did you mean {' or '.join(close)}?"
+        if close
+        else f"known: {', '.join(sorted(listed) or known)}"
+    )
 
 
 def first_line(error: BaseException) -> str:

@@ -21,12 +21,6 @@ from .store import Checkpoint, CheckpointStore
 RUN = "run"
 """Key of a checkpoint for the settings, the versions and the recorder of its run."""
 
-_FOR_MORE = {
-    **{"stop-at": "stop-at-accuracy=0", "patience": "patience=0", "second": "seconds=N"},
-    **{"round": "rounds=N", "sample": "samples=N"},
-}
-"""Setting that lets a finished run continue, by a word of `RunRecorder.why_over`; else epochs."""
-
 
 @dataclass
 class ResumedRun:
@@ -53,8 +47,7 @@ class ResumedRun:
             if other := {k: v for k, v in state["versions"].items() if now.get(k, v) != v}:
                 self.notes.append(f"  written with {other!s:.200}: results may differ in bits")
         if (why := recorder.why_over) and (self.folder / "summary.json").exists():
-            more = next((more for word, more in _FOR_MORE.items() if word in why), "epochs=N")
-            command = resume_command(self.config, self.folder, more)
+            command = resume_command(self.config, self.folder, recorder.setting_for_more)
             raise UsageError(f"{_shown(self.folder)} is finished: {why}; to continue, {command}")
         self.restored = True
         for line in (f"resuming {self.folder} after round {last_round}", *self.notes):

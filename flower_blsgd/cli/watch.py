@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ..files import lost_output
 from ..results.live import Curve, LiveRun, LiveWorker
-from ..results.summary import blsgd_command, failures_text, final_line
+from ..results.summary import blsgd_command, failures_line, final_line
 from ..results.tables import counted, seconds_text
 from .options import terminated_like_interrupted
 
@@ -206,7 +206,7 @@ def _last_result(run: LiveRun) -> str:
 def _state(run: LiveRun) -> list[str]:
     lines = []
     if run.failures:
-        lines.append(f"failures: {failures_text(run.failures)}; last in {run.last_failure}")
+        lines.append(f"{failures_line(run.failures)}; last in {run.last_failure}")
     elif run.last:
         lines.append("no failures")
     if run.config.clock == "device":

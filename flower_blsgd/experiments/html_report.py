@@ -19,7 +19,7 @@ from ..files import write_text
 from ..results.folder import read_config, refused
 from ..results.metric import ACCURACY, Metric, value_in
 from ..results.metrics import metrics_of
-from ..results.summary import last_lines, versions
+from ..results.summary import failures_line, last_lines, versions
 from ..results.tables import UNKNOWN, Table
 from . import comparison_report as words
 from .comparison import (
@@ -98,7 +98,8 @@ def page_of_run(folder: Path) -> Page:
     metrics, label = metrics_of(folder, run), run["arm"]
     config = replace(config, out=config.out and folder.name)  # no paths of this machine
     lines = last_lines(run, metrics, config, Path(folder.name))[1:]
-    warnings = [line for line in lines if line.startswith("failures: ")]
+    failed = run["failures_by_worker"]
+    warnings = [failures_line(failed)] if failed else []
     if missing := run["rounds"] - len(metrics.records):
         warnings.append(f"{missing} of {run['rounds']} rounds are missing in rounds.jsonl")
     metric = metric_of(run)

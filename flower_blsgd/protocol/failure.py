@@ -86,7 +86,7 @@ class Failure:
         torch ends some messages with hints, not with the cause.
         """
         lines = (self.reason.strip() or self.kind).splitlines()
-        if self.kind.startswith("died"):
+        if self.kind in ("died", "died between orders"):
             return lines[-1]
         begins = [i for i, line in enumerate(lines[:-1], 1) if _TRACEBACK.search(line)]
         lines = lines[begins[-1] :] if begins else lines

@@ -285,6 +285,13 @@ class RunRecorder:
         over = self._budget_used_up() or self.stopped_early or ""
         return "" if self.evaluation_missing else over
 
+    @property
+    def setting_for_more(self) -> str:
+        """Setting with which a run that is over continues."""
+        planner = self._strategy.planner
+        limit = self.budget.limit_reached(planner.used, planner.epoch_ended)
+        return f"{limit}=N" if limit else f"{self._stopping.ended_by}=0"
+
     def _budget_used_up(self) -> str:
         planner = self._strategy.planner
         return self.budget.used_up(planner.used, planner.epoch_ended)

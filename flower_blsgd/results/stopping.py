@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..config import RunConfig
 from ..fields import from_json
@@ -50,15 +50,23 @@ class EarlyStopping:
         self._since_best += 1
         return "" if known else f"{self._metric.name} is not a number"
 
+    @property
+    def ended_by(self) -> Literal["", "stop-at-accuracy", "patience"]:
+        """The setting that ends the run before its budget; empty if it does not end."""
+        config, best = self._config, self.best
+        if best and config.stop_at_accuracy and best.value >= config.stop_at_accuracy:
+            return "stop-at-accuracy"
+        return "patience" if best and 0 < config.patience <= self._since_best else ""
+
     def reason(self) -> str | None:
         """Return why the run ends before its budget; None if it does not."""
         config, best = self._config, self.best
         if best is None:
             return None
         shown = self._metric.named(best.value)
-        if config.stop_at_accuracy and best.value >= config.stop_at_accuracy:
+        if self.ended_by == "stop-at-accuracy":
             return f"{shown} (stop-at-accuracy = {config.stop_at_accuracy:g})"
-        if config.patience and self._since_best >= config.patience:
+        if self.ended_by == "patience":
             return (
                 f"{self._since_best} evaluations without a better result than {shown} in epoch "
                 f"{best.epoch} (patience = {config.patience})"

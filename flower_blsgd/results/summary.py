@@ -174,10 +174,10 @@ def final_line(summary: Mapping[str, Any], config: RunConfig, folder: Path) -> s
     )
 
 
-def failures_text(failures: Mapping[str, Mapping[str, int]]) -> str:
-    """Return ``"fast-0 (cpu:0) died 2, late 1; slow-1 (cpu:1) raised 3"``."""
+def failures_line(failures: Mapping[str, Mapping[str, int]]) -> str:
+    """Return ``"failures: fast-0 (cpu:0) died 2, late 1; slow-1 (cpu:1) raised 3"``."""
     kinds = {name: ", ".join(f"{k} {n}" for k, n in its.items()) for name, its in failures.items()}
-    return "; ".join(f"{name} {text}" for name, text in kinds.items())
+    return "failures: " + "; ".join(f"{name} {text}" for name, text in kinds.items())
 
 
 def last_lines(
@@ -203,7 +203,7 @@ def last_lines(
             parts.append(f"{counted(found['without_result'], 'epoch')} without a result")
         lines.append(", ".join(parts))
     if failed := summary["failures_by_worker"]:
-        lines.append(f"failures: {failures_text(failed)}")
+        lines.append(failures_line(failed))
     if summary["predicted"] and summary["measured"]:
         lines.append(plan_line(summary["predicted"], summary["measured"]))
     return lines

@@ -51,11 +51,16 @@ class Budget:
 
         A limit of epochs is reached at the end of an epoch.
         """
-        for name, u, limit in self._limits(used):
-            if u >= limit and (name != "epochs" or epoch_ended):
-                number = f"{u:.1f}" if name == "seconds" else f"{u:,.0f}"
-                return f"{number} of {self._words(name)} done"
-        return ""
+        name = self.limit_reached(used, epoch_ended)
+        if not name:
+            return ""
+        number = f"{used.seconds:.1f}" if name == "seconds" else f"{getattr(used, name):,.0f}"
+        return f"{number} of {self._words(name)} done"
+
+    def limit_reached(self, used: "Budget", epoch_ended: bool) -> str:
+        """Return the name of the limit that is reached; empty if none is."""
+        reached = (name for name, u, limit in self._limits(used) if u >= limit)
+        return next((name for name in reached if name != "epochs" or epoch_ended), "")
 
     def _limits(self, used: "Budget") -> list[tuple[str, float, float]]:
         limits = asdict(self).items()

@@ -129,8 +129,7 @@ class ImageTask(Benchmark):
                 *sizes, classes, pixels(), rate, "7x7" if large else "3x3"
             )
         if name not in _RESNETS and name not in (names := vision_model_names()):
-            near = nearest(name, (*_OWN, *names))
-            near = nearest(name, _OWN) if near.startswith("known") else near
+            near = nearest(name, (*_OWN, *names), listed=_OWN)
             raise UsageError(
                 f"model = {model!r} is not known; {near}, another wrn-DEPTH-WIDTH, or a "
                 "classification model of torchvision, such as resnet18 or vit_b_16"
