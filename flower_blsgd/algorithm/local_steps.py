@@ -125,9 +125,6 @@ def speed_ratios(
 
     gamma may be above 1: a worker with a smaller batch than the fastest one, and nearly as fast,
     takes more steps in the same time.
-
-    >>> speed_ratios([0.1, 0.2, 0.08], [64, 64, 16])
-    [1.0, 0.5, 1.25]
     """
     fastest = fastest_worker(seconds_per_step, batch_sizes)
     first = None if fastest is None else seconds_per_step[fastest]
@@ -135,11 +132,7 @@ def speed_ratios(
 
 
 def proportional_steps(speed_ratio: float, local_steps_fast: int) -> int:
-    """Return ``max(1, floor(gamma tau_fast + 1/2))``.
-
-    >>> [proportional_steps(gamma, 32) for gamma in (1.0, 0.5, 0.25, 0.01)]
-    [32, 16, 8, 1]
-    """
+    """Return ``max(1, floor(gamma tau_fast + 1/2))``."""
     return max(1, math.floor(speed_ratio * local_steps_fast + 0.5))
 
 
@@ -148,14 +141,11 @@ def shrunk_batch(speed_ratio: float, local_steps_fast: int, batch_size: int) -> 
 
     ``min(B, max(2, floor(gamma tau_fast B + 1/2)))`` if gamma tau_fast < 3/4, else B. B is the
     worker's own batch size if one was given.
-
-    >>> [shrunk_batch(gamma, 32, 64) for gamma in (1 / 40, 1 / 64, 1 / 100, 1e-6)]
-    [64, 32, 20, 2]
     """
     steps = speed_ratio * local_steps_fast
     if steps >= _ONE_STEP_FITS:
         return batch_size
-    return min(batch_size, max(2, math.floor(steps * batch_size + 0.5)))
+    return min(batch_size, max(_SMALLEST_BATCH, math.floor(steps * batch_size + 0.5)))
 
 
 @dataclass(frozen=True)
@@ -378,13 +368,6 @@ def speeds_changed(
     `rise`, >= 0, are the relative changes of gamma, down and up, that are ignored. The band may be
     wider upwards: a worker with too many steps makes all others wait, but one with too few only
     waits itself.
-
-    Examples
-    --------
-    >>> speeds_changed([1.0, 4.0], [2.0, 8.4], 0.1, 0.25, [32, 32])
-    False
-    >>> speeds_changed([1.0, 4.0], [1.0, 4.6], 0.1, 0.25, [32, 32])
-    True
     """
     return any(
         a is None or b is None or not -fall <= b / a - 1 <= rise

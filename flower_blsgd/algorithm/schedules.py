@@ -83,13 +83,6 @@ def parse_decay(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Read ``"60%, 80%"`` or ``"60, 80"``; return the plain epochs and the shares of the budget.
 
     ValueError if an entry is not a positive number, or a share is not below 100 %.
-
-    Examples
-    --------
-    >>> parse_decay("60%, 80%")
-    ((), (0.6, 0.8))
-    >>> parse_decay("30")
-    ((30.0,), ())
     """
     epochs: list[float] = []
     shares: list[float] = []

@@ -286,6 +286,8 @@ def test_dead_band_of_a_tenth_down_and_a_quarter_up(
 
 def test_batch_is_not_shrunk_if_three_quarters_of_a_step_fit() -> None:
     assert [shrunk_batch(ratio, 1, 64) for ratio in (0.75, 0.74)] == [64, 47]
+    found = [shrunk_batch(ratio, 32, 64) for ratio in (1 / 40, 1 / 64, 1 / 100, 1e-6)]
+    assert found == [64, 32, 20, 2]
 
 
 def test_balanced_batches_are_equal_while_a_speed_is_unknown() -> None:
