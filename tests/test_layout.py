@@ -72,6 +72,9 @@ ARROWS = {
 }
 """What each package may import of the others: arrows point one way."""
 
+FLOOR = {"errors", "files", "processes", "fields"}
+"""Modules that many packages import; the page on the architecture says it in a sentence."""
+
 HEADS = ("flower_blsgd", "__main__")
 """The public names, and the command: they may import everything."""
 
@@ -119,6 +122,17 @@ def test_arrows_between_packages_point_one_way() -> None:
     assert wrong == []
     # A reader of imports that finds nothing would hold every rule.
     assert {"strategy", "results", "tasks"} <= packages_imported(ROOT / "flower_blsgd" / "run.py")
+
+
+def test_page_on_the_architecture_lists_the_arrows() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    block = page.partition("point one way (`tests/test_layout.py`):")[2].split("```")[1]
+    listed: dict[str, set[str]] = {}
+    for line in block.removeprefix("text\n").splitlines():
+        packages, _, below = line.partition("->")
+        names = set() if "none" in below else {name.strip() for name in below.split(",")}
+        listed |= {package.strip(): names for package in packages.split(",")}
+    assert listed == {name: below - FLOOR for name, below in ARROWS.items() if name not in FLOOR}
 
 
 def test_modules_of_a_package_import_each_other_one_way_only() -> None:
