@@ -33,8 +33,7 @@ ARROWS = {
     # of devices the table of worker options
     "protocol": {"devices", "flower", "errors", "fields"},
     "engines": {"devices", "flower", "errors", "files", "processes"},
-    # of engines only the processes of a loader
-    "worker": {"protocol", "algorithm", "devices", "flower", "engines", "errors", "processes"},
+    "worker": {"protocol", "algorithm", "devices", "flower", "errors", "processes"},
     "data": {"errors", "files"},
     "models": {"data", "errors"},  # of data only whether the hub answers
     "tasks": {"data", "models", "worker", "algorithm", "errors"},
