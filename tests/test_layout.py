@@ -41,7 +41,7 @@ ARROWS = {
     "config": {"algorithm", "protocol", "data", "tasks", "errors", "fields"},
     "strategy": {"protocol", "algorithm", "config", "devices", "flower", "engines", "errors"}
     | {"fields"},
-    "hosts": {"strategy", "engines", "flower", "devices", "protocol", "algorithm", "errors"},
+    "hosts": {"strategy", "engines", "flower", "devices", "protocol", "errors"},
     "results": {"strategy", "protocol", "algorithm", "devices", "flower", "tasks", "config"}
     | {"files", "errors", "fields"},
     "checkpoint": {"results", "strategy", "tasks", "protocol", "engines", "flower", "config"}

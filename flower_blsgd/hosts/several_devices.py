@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 
-from ..algorithm.averaging import average_at_node, average_by_load
 from ..devices.machine import Machine
 from ..devices.worker_spec import (
     DEVICES,
@@ -28,15 +27,10 @@ from ..devices.worker_spec import (
 from ..engines.local.grid import LocalGrid
 from ..engines.stream.request import at_stream_end, has_stream
 from ..errors import UsageError
-from ..flower.array_records import view_record
 from ..flower.internals import RAISED
 from ..protocol import (
-    ARRAYS,
     EVALUATE,
     HOST,
-    METRICS,
-    MOMENTUM,
-    NUM_EXAMPLES,
     PROFILE,
     QUERY_MOMENTUM,
     QUERY_PROFILE,
@@ -45,6 +39,7 @@ from ..protocol import (
     HostReply,
     TrainOrder,
 )
+from ..strategy.averaging import average_on_node
 from ..strategy.messages import answer_of, replies_to
 from ..strategy.replies import CheckedReply, ModelShape, check_reply
 
@@ -249,21 +244,4 @@ def _with_average(reply: HostReply, host_orders: HostOrders) -> HostReply:
             parts[rank] = RecordDict(own)
     for rank, failure in failures.items():
         _LOG.warning("device %d has weight 0 in this round: %s", rank, failure.brief)
-    return HostReply(parts, failures, _averaged(checked, host_orders))
-
-
-def _averaged(checked: Mapping[int, CheckedReply], rule: HostOrders) -> RecordDict:
-    """Return the records of the node: the averages, and the number of samples in them."""
-    counted = [reply for reply in checked.values() if reply.report.num_examples]
-    loads = [float(reply.report.num_examples) for reply in counted]
-    records = RecordDict({METRICS: MetricRecord({NUM_EXAMPLES: int(sum(loads))})})
-    if not counted:
-        return records
-    steps = [reply.report.completed_steps for reply in counted]
-    models = [reply.tensors for reply in counted]
-    records[ARRAYS] = view_record(
-        average_at_node(models, loads, steps, rule.worker_weight, rule.update_norms, rule.moving)
-    )
-    if momentum := average_by_load([reply.momentum for reply in counted], loads):
-        records[MOMENTUM] = view_record(momentum)
-    return records
+    return HostReply(parts, failures, average_on_node(list(checked.values()), host_orders))

@@ -5,14 +5,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from ..algorithm.averaging import Weighting, average_by_load, node_weight, weighted_average
+from ..algorithm.averaging import (
+    Weighting,
+    average_at_node,
+    average_by_load,
+    node_weight,
+    weighted_average,
+)
 from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.tensor_sum import AnyArray, move
 from ..algorithm.validation import checked_numbers, checked_weights
-from ..flower.array_records import PrivateArray, common_runs, flat_like, tensors_of
-from ..protocol import METRICS, TIMING_KEYS
+from ..flower.array_records import (
+    PrivateArray,
+    common_runs,
+    flat_like,
+    tensors_of,
+    view_record,
+)
+from ..protocol import ARRAYS, METRICS, MOMENTUM, NUM_EXAMPLES, TIMING_KEYS, HostOrders
 from ..protocol.records import unchecked_content, unchecked_record
 from .replies import CheckedReply
 from .round import Outcome, Round
@@ -113,6 +125,26 @@ class Averaging:
             if all(np.array_equal(found[other], found[name]) for found in (model, *trained))
         }
         return tied.union(names)
+
+
+def average_on_node(replies: Sequence[CheckedReply], rule: HostOrders) -> RecordDict:
+    """Return the records of a node with several devices: the averages of its workers' replies.
+
+    The rule is that of `Averaging.at_nodes`. The replies are in worker order.
+    """
+    counted = [reply for reply in replies if reply.report.num_examples]
+    loads = [float(reply.report.num_examples) for reply in counted]
+    records = RecordDict({METRICS: MetricRecord({NUM_EXAMPLES: int(sum(loads))})})
+    if not counted:
+        return records
+    steps = [reply.report.completed_steps for reply in counted]
+    models = [reply.tensors for reply in counted]
+    records[ARRAYS] = view_record(
+        average_at_node(models, loads, steps, rule.worker_weight, rule.update_norms, rule.moving)
+    )
+    if momentum := average_by_load([reply.momentum for reply in counted], loads):
+        records[MOMENTUM] = view_record(momentum)
+    return records
 
 
 def average_metrics(
