@@ -110,14 +110,11 @@ def measure(
     UsageError if a worker fails, does not reply in time, or does not measure.
     """
     sizes = [worker.batch_size or batch_size for worker in grid.workers]
-    labels = {
-        node: f"worker {number} of {len(grid.workers)} ({worker.device_with_cores})"
-        for number, (node, worker) in enumerate(
-            zip(grid.get_node_ids(), grid.workers, strict=True), 1
-        )
-    }
+    labels: dict[int, str] = {}
     alone = []
-    for (node, label), size in zip(labels.items(), sizes, strict=True):
+    for node, worker, size in zip(grid.get_node_ids(), grid.workers, sizes, strict=True):
+        number = f"worker {len(labels) + 1} of {len(grid.workers)}"
+        labels[node] = label = f"{number} ({worker.device_with_cores})"
         log(f"{label}, alone")
         measured = []
         for _ in range(1 + _REPEATS):

@@ -56,14 +56,10 @@ def compare(
 ) -> Comparison:
     """Train several algorithms with several seeds on this machine, and compare them.
 
-    With `vary`, values of one setting by its key, each algorithm is trained with each value.
-
-    The same call continues a comparison that was interrupted, and one with more algorithms or seeds
-    extends it; see `train_all`. Unknown speeds are measured once for all runs.
-
-    The first algorithm with a finished run is the reference. `target` is an accuracy in (0, 1], or
-    a value of the task's metric, whose time is compared; None: the best that every run reached.
-    `Comparison.failed` names the runs that did not finish.
+    With `vary`, values of one setting by its key, each algorithm is trained with each value. The
+    same call continues a comparison that was interrupted, and one with more algorithms or seeds
+    extends it; see `train_all`. The first algorithm with a finished run is the reference; `target`
+    is that of `compare_runs`.
 
     UsageError if an argument or a setting cannot be used, or the folder holds something else.
     AggregationError if no run finished.
@@ -122,10 +118,8 @@ def refuse_unknown(algorithms: Sequence[str]) -> None:
 def overridden(config: RunConfig) -> str:
     """Return which setting overrides that part of every algorithm; empty if none does."""
     values = config.to_run_config()
-    for part in _ALGORITHM_PARTS:
-        if value := values[part]:
-            return f"{part} = {value!r} overrides that of every algorithm"
-    return ""
+    given = (f"{part} = {values[part]!r}" for part in _ALGORITHM_PARTS if values[part])
+    return next((f"{one} overrides that of every algorithm" for one in given), "")
 
 
 def refuse_overrides(config: RunConfig) -> None:

@@ -69,10 +69,10 @@ def read_run(folder: Path) -> Run | None:
         scale = Metric.of(summary).scale
         with (folder / "epochs.csv").open(newline="") as lines:
             rows = [
-                {**{k: _number(row[k]) for k in _NUMBERS}, "value": _number(value_in(row), scale)}
+                {**{k: number(row[k]) for k in _NUMBERS}, "value": number(value_in(row), scale)}
                 for row in csv.DictReader(lines)
             ]
-        final, best = (_number(value_in(summary, prefix), scale) for prefix in ("", "best_"))
+        final, best = (number(value_in(summary, prefix), scale) for prefix in ("", "best_"))
     except (OSError, KeyError, ValueError, TypeError, RecursionError) as error:
         reason = " ".join(f"{type(error).__name__} {error}".split())
         raise UsageError(f"the run in {folder} cannot be read: {reason}") from None
@@ -82,7 +82,8 @@ def read_run(folder: Path) -> Run | None:
     return {**summary, **own, "value": final, "best_value": best}
 
 
-def _number(value: Any, scale: float = 1) -> float | None:
+def number(value: Any, scale: float = 1) -> float | None:
+    """Return a number of a file times the scale; None if it was not measured."""
     return None if value in (None, "") else scale * float(value)
 
 
@@ -165,11 +166,10 @@ class AlgorithmFigures:
 class Comparison:
     """Figures of several algorithms.
 
-    The others are compared with `reference`. `target` is the value whose time is compared, an
-    accuracy in percent: with `target_given` that of the user, else the best that every run reached,
-    or None if a run was never evaluated. `algorithms` are sorted by mean value, the best first;
-    ties in the given order. `failed` has one line for each run without figures: why it failed or
-    cannot be used.
+    `target` is the value whose time is compared, an accuracy in percent: with `target_given` that
+    of the user, else the best that every run reached, or None if a run was never evaluated.
+    `algorithms` are sorted by mean value, the best first. `failed` has one line for each run
+    without figures: why it failed or cannot be used.
     """
 
     reference: str
@@ -194,10 +194,10 @@ def compare_runs(
     """Compare finished runs of several algorithms, or other arms.
 
     Runs with another metric than the reference are left out, and named in `Comparison.failed`,
-    after `failed`, which says why other runs have no figures, one line each. `runs` has at least
-    one run, and no arm and seed twice; ties keep this order. `target` is an accuracy in (0, 1], or
-    a value of another metric. The default is the best that every run reached, rounded to the worse
-    side, to one decimal place less than is shown: accuracies of 98.33 and 97.89 % give 97.8 %.
+    after `failed`. `runs` has at least one run, and no arm and seed twice; ties keep this order.
+    `target` is an accuracy in (0, 1], or a value of another metric. The default is the best that
+    every run reached, rounded to the worse side, to one decimal place less than is shown:
+    accuracies of 98.33 and 97.89 % give 97.8 %.
     """
     metric = metric_of(next((run for run in runs if run["arm"] == reference), runs[0]))
     others = [run for run in runs if replace(metric_of(run), split=metric.split) != metric]

@@ -19,6 +19,7 @@ from .comparison import (
     Run,
     headline,
     known_mean,
+    number,
     reached_at,
 )
 
@@ -46,10 +47,9 @@ def how_to_read(metric: Metric) -> dict[str, str]:
 
 
 def write_comparison(comparison: Comparison, folder: Path) -> None:
-    """Write ``comparison.md``, ``comparison.csv`` and ``comparison.png``.
+    """Write ``comparison.md``, ``comparison.csv`` and ``comparison.png``, each whole or not at all.
 
-    Each file is written whole or not at all and replaces an older one. UsageError if the folder
-    cannot be made or written to.
+    UsageError if the folder cannot be made or written to.
     """
     from .comparison_plot import draw_comparison  # importing matplotlib takes a second
 
@@ -133,8 +133,8 @@ def csv_text(comparison: Comparison) -> str:
                 f"target_{name}": target,
                 "training_seconds_to_target": reached.get("training_seconds"),
                 "simulated_device_seconds_to_target": reached.get("device_seconds"),
-                "fast_waiting_percent": percent(run["fast_waiting_share"]),
-                "slow_waiting_percent": percent(run["slow_waiting_share"]),
+                "fast_waiting_percent": number(run["fast_waiting_share"], 100),
+                "slow_waiting_percent": number(run["slow_waiting_share"], 100),
                 "samples": run["samples"],
                 "samples_given_up": run["samples_given_up"],
                 "rounds": run["rounds"],
@@ -144,11 +144,6 @@ def csv_text(comparison: Comparison) -> str:
             }
         )
     return csv_of(rows, digits=6)
-
-
-def percent(share: float | None) -> float | None:
-    """Return a share in percent; None stays None."""
-    return None if share is None else 100 * share
 
 
 # --- phrases that files, terminal and picture share

@@ -25,10 +25,10 @@ from .compare import refuse_unknown
 class Plan:
     """Predictions for several algorithms.
 
-    `workers` are all workers, with tier and speed ratio. `expected` has, by algorithm in the given
-    order, a prediction or one line on why the settings are refused. `slow_devices` says what each
-    slow device is best used for, by the first algorithm that is not refused. `source` says where
-    the speeds are from, and what else the predictions depend on.
+    `workers` have a tier and a speed ratio. `expected` has, by algorithm in the given order, a
+    prediction or one line on why the settings are refused. `slow_devices` says what each slow
+    device is best used for, by the first algorithm that is not refused. `source` says where the
+    speeds are from.
     """
 
     workers: tuple[Worker, ...]
@@ -45,10 +45,9 @@ def plan(
 ) -> Plan:
     """Predict runs of several algorithms with these settings.
 
-    Speeds come from the settings' ``workers``, which may name devices that are not here. If one is
-    missing, the workers are measured. `num_samples` is N, >= 1; None: the size of the training set
-    of the task. UsageError if a speed cannot be measured, or a setting or an argument cannot be
-    used.
+    ``workers`` may name devices that are not here, if all have a speed; otherwise the workers are
+    measured. `num_samples` is N, by default that of the task. UsageError if a speed cannot be
+    measured, or a setting or an argument cannot be used.
     """
     refuse_unknown(algorithms)
     if num_samples is not None and num_samples < 1:
@@ -83,8 +82,8 @@ def plan_runs(
 ) -> Plan:
     """Predict runs on workers whose speeds are all known.
 
-    `overhead_seconds` is the time of a round in addition to computing; `num_test` the size of the
-    test set, 0 if unknown. See `plan` for the rest.
+    `overhead_seconds` is the time of a round in addition to computing. `num_test` is the size of
+    the test set, 0 if unknown.
     """
     profiles = [WorkerProfile.of(worker, position) for position, worker in enumerate(workers)]
     size = config.batch_size
@@ -127,9 +126,13 @@ def plan_table(plan: Plan) -> RenderableType:
         slow = [row.weight for row in found.workers if not row.fast]
         rows.append(
             [
-                *(name, _join_equal(steps), f"{sum(slow):.1%}" if slow else UNKNOWN),
-                *(f"{found.rounds_per_epoch:.1f}", f"{found.round_seconds:.3g}"),
-                *(f"{found.epoch_seconds:.3g}", share_text(found.waiting_share(fast=True))),
+                name,
+                _join_equal(steps),
+                f"{sum(slow):.1%}" if slow else UNKNOWN,
+                f"{found.rounds_per_epoch:.1f}",
+                f"{found.round_seconds:.3g}",
+                f"{found.epoch_seconds:.3g}",
+                share_text(found.waiting_share(fast=True)),
                 share_text(found.waiting_share(fast=False)),
                 f"{found.samples_per_second:,.0f}",
             ]

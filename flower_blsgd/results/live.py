@@ -23,7 +23,7 @@ from ..fields import from_json
 from ..strategy.budget import NO_LIMIT, Budget
 from ..strategy.round_metrics import RoundRecord
 from .folder import read_config
-from .metric import Metric, value_in
+from .metric import ACCURACY, Metric, value_in
 
 RECENT_SECONDS = 10.0
 """Shares and speeds are those of the last rounds, which together took this time."""
@@ -112,10 +112,10 @@ class LiveRun:
 
     UsageError if the folder is not that of a run. `last` is the last round, None before the first
     one. `rounds` are the last rounds, of about `RECENT_SECONDS`; together they took
-    `recent_seconds`. `epochs` has the numbers in the lines of ``epochs.csv``. `metric` is
-    that of the task. `failures` counts the failures of each
-    worker by label, then by kind. `last_failure` is the round and the reason of the last one, empty
-    without one. `summary` is the content of ``summary.json``, None while the run goes on.
+    `recent_seconds`. `epochs` has the numbers in the lines of ``epochs.csv``. `metric` is that of
+    the task. `failures` counts the failures of each worker by label, then by kind. `last_failure`
+    is the round and the reason of the last one. `summary` is the content of ``summary.json``, None
+    while the run goes on.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -126,10 +126,11 @@ class LiveRun:
         self.config = read_config(folder)
         self.folder = folder.resolve()  # runs/latest is a link
         self.summary: dict[str, Any] | None = None
-        self._rounds_file = AppendedLines(self.folder / "rounds.jsonl")
-        self._epochs_file = AppendedLines(self.folder / "epochs.csv")
+        self.epochs: list[dict[str, float]] = []
+        self.metric = ACCURACY
+        self._file = AppendedLines(self.folder / "rounds.jsonl")
+        self.close = self._file.close
         self._forget_rounds()
-        self._forget_epochs()
 
     def _forget_rounds(self) -> None:
         self.last: RoundRecord | None = None
@@ -141,11 +142,6 @@ class LiveRun:
         self._samples = 0
         self._losses = array("d")
 
-    def _forget_epochs(self) -> None:
-        self.epochs: list[dict[str, float]] = []
-        self.metric = Metric("metric")
-        self._columns: list[str] = []
-
     def update(self) -> None:
         """Read what the run has written since the last call; UsageError if its folder is gone."""
         # First: a run that is over writes no more rounds.
@@ -153,29 +149,21 @@ class LiveRun:
         with suppress(OSError, ValueError):
             self.summary = json.loads((self.folder / "summary.json").read_bytes())
         # As by --resume, which may change settings; UsageError if the folder is gone.
-        if self._rounds_file.began_again() or not self.folder.is_dir():
+        if self._file.began_again() or not self.folder.is_dir():
             self.config = read_config(self.folder)
             self._forget_rounds()
-        for line in self._rounds_file.read():
+        for line in self._file.read():
             with suppress(ValueError, RecursionError):
                 self._add(from_json(RoundRecord, json.loads(line)))
-        if self._epochs_file.began_again():
-            self._forget_epochs()
-        for cells in csv.reader(self._epochs_file.read()):
-            if not self._columns:
-                self._columns = cells
-                continue
-            with suppress(ValueError):
-                row = dict(zip(self._columns, cells, strict=True))
+        self.epochs.clear()
+        with suppress(OSError):
+            text = (self.folder / "epochs.csv").read_text(errors="replace")
+            for row in csv.DictReader(text.splitlines()):
                 metric = Metric.of(row, self.config.validation_share)
-                numbers = {k: float(v) for k, v in row.items() if v and k not in metric.description}
-                self.epochs.append(numbers)
-                self.metric = metric
-
-    def close(self) -> None:
-        """Close the files."""
-        self._rounds_file.close()
-        self._epochs_file.close()
+                cells = {name: row[name] for name in row if name not in metric.description}
+                with suppress(ValueError, TypeError):  # the line is incomplete
+                    self.epochs.append({n: float(cell) for n, cell in cells.items() if cell != ""})
+                    self.metric = metric
 
     def _add(self, record: RoundRecord) -> None:
         if self.last is not None and record.round <= self.last.round:

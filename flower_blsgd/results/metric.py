@@ -24,9 +24,9 @@ class Metric:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], validation_share: float = 0) -> "Metric":
-        """Return the metric that a file names."""
-        split = split_of(validation_share)
-        return cls(record["metric_name"], record["metric_mode"], split)
+        """Return the metric that a file names; the accuracy if it names none."""
+        name, mode = record.get("metric_name", "accuracy"), record.get("metric_mode", "max")
+        return cls(name, mode, split_of(validation_share))
 
     @property
     def is_accuracy(self) -> bool:
