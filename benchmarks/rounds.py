@@ -16,18 +16,23 @@ One cell alone:  python -m benchmarks.rounds --workers 10 --parameters 36e6 --en
 """
 
 import argparse
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
+
+import numpy as np
 
 from flower_blsgd.devices.machine import free_bytes
 
 from .bare_grpc import round_seconds as grpc_seconds
 from .cells import ENGINES, GOAL_CELLS, Cell, turns
-from .copying import copy_seconds
 from .noop_rounds import NotRunError, Parts, rounds_of
 from .round_rows import rows_of
 from .rows import Measured, Row, conditions, missing, parser, write
+
+MOST_BUFFER_BYTES = 1 << 30
+"""Of `copy_seconds`: far above any cache; more would only cost memory."""
 
 
 def measure(cells: Sequence[Cell], engines: Sequence[str], repeats: int, quick: bool) -> Measured:
@@ -80,6 +85,23 @@ def one_run(name: str, cell: Cell, quick: bool) -> Parts:
         seconds = grpc_seconds(cell.workers, cell.model_bytes, rounds + engine.warm_up_rounds)
         return {"engine": seconds[engine.warm_up_rounds :]}
     return rounds_of(name, cell, rounds, engine.warm_up_rounds)
+
+
+def copy_seconds(num_bytes: int, repeats: int) -> list[float]:
+    """Return the seconds in which one thread copies so many bytes once, after a warm-up.
+
+    Source and target are as large as what is copied, up to 1 GiB; above it they are used again.
+    """
+    size = min(num_bytes, MOST_BUFFER_BYTES)
+    source, target = (np.ones(size, np.uint8) for _ in range(2))
+    seconds = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        for at in range(0, num_bytes, size):
+            part = min(size, num_bytes - at)
+            np.copyto(target[:part], source[:part])
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
 
 
 def numbers(text: str) -> list[int]:

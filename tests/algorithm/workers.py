@@ -1,10 +1,9 @@
 """Workers, loss tables, models and figures that the tests of the algorithm share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from flower_blsgd.algorithm.epoch_plan import EpochPlan
 from flower_blsgd.algorithm.local_steps import Participant
 from flower_blsgd.algorithm.loss_table import LossTable
 from flower_blsgd.algorithm.tensor_sum import AnyArray
@@ -37,13 +36,6 @@ def distinct_losses(num_samples: int, seed: int = 0) -> np.ndarray:
 def highest(losses: np.ndarray, count: int) -> set[int]:
     """The samples with the highest losses."""
     return set(np.argsort(-losses)[:count].tolist())
-
-
-def share_left_out(plan: EpochPlan, participants: Sequence[Participant], num_samples: int) -> float:
-    """Share of all samples that no fast worker trains on in this epoch."""
-    fast = [worker for worker, participant in enumerate(participants) if participant.fast]
-    picked = [plan.indices(r, worker) for r in range(plan.rounds) for worker in fast]
-    return 1 - len(np.unique(np.concatenate(picked))) / num_samples
 
 
 def mixed_model(seed: int, size: int = 1000) -> dict[str, AnyArray]:
