@@ -1,6 +1,7 @@
 """Runs on the local grid in which one process evaluates while the other trains."""
 
 import csv
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -51,6 +52,12 @@ def run(workers: str, do: Callable[[LocalGrid, int], object] = lambda *_: None) 
         return train_on(grid, config, View(lambda server_round: do(grid, server_round)))
 
 
+@functools.cache
+def alone() -> RunRecorder:
+    """Train without a worker that evaluates, once for all tests."""
+    return run(FAST)
+
+
 def rows_of(report: RunRecorder) -> list[dict[str, str]]:
     return list(csv.DictReader((report.folder.path / "epochs.csv").read_text().splitlines()))
 
@@ -60,11 +67,10 @@ def wait_until_idle(grid: LocalGrid, server_round: int) -> None:
     assert wait_until(lambda: node._waiting.empty() and not node._handled)
 
 
-def test_evaluated_model_does_not_change_while_the_others_train(tmp_path: Path) -> None:
+def test_evaluated_model_does_not_change_while_the_others_train() -> None:
     """Figures and model have the bits of a run without the worker that evaluates."""
-    alone = run(FAST)
     report = run(f"{FAST}; 1x cpu:{CORE} role=evaluate slowdown=4", wait_until_idle)
-    rows, expected = rows_of(report), rows_of(alone)
+    rows, expected = rows_of(report), rows_of(alone())
     measured = ("epoch", "rounds", "accuracy", "loss", "train_loss")
     assert [[row[n] for n in measured] for row in rows] == [
         [row[n] for n in measured] for row in expected
@@ -72,9 +78,9 @@ def test_evaluated_model_does_not_change_while_the_others_train(tmp_path: Path) 
     late = [int(row["result_rounds"]) - int(row["rounds"]) for row in rows[:-1]]
     assert late == [1, 1]
     assert not rows[-1]["result_rounds"]
-    models = [one.folder.path / "model.safetensors" for one in (report, alone)]
+    models = [one.folder.path / "model.safetensors" for one in (report, alone())]
     assert models[0].read_bytes() == models[1].read_bytes()
-    assert report.summary["best_accuracy"] == alone.summary["best_accuracy"]
+    assert report.summary["best_accuracy"] == alone().summary["best_accuracy"]
     assert report.summary["async_evaluation_seconds"] > 0
 
 
@@ -93,7 +99,7 @@ def test_process_that_is_killed_while_it_evaluates_costs_one_evaluation_by_the_o
         report = run(f"{FAST}; 1x cpu:{CORE} role=evaluate slowdown=100000", kill)
     (warning,) = [line for line in log.warnings if "did not evaluate" in line]
     assert warning.startswith("worker evaluate-1 ")
-    rows, expected = rows_of(report), rows_of(run(FAST))
+    rows, expected = rows_of(report), rows_of(alone())
     assert rows[0]["result_rounds"] == str(killed[0])
     figures: list[list[Any]] = [[row["accuracy"] for row in of] for of in (rows, expected)]
     assert figures[0] == [figures[1][0], "", figures[1][2]]  # the second is dropped at the end

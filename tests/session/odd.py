@@ -58,8 +58,6 @@ def main(oddities: set[str]) -> None:
     rank = HERE.exchange.rank if HERE.exchange else 0
     if "raise" in oddities:
         raise ValueError("no data")
-    if "end" in oddities:
-        return
     if "spawn" in oddities:
         process = multiprocessing.get_context("spawn").Process(target=int)
         process.start()
@@ -69,16 +67,12 @@ def main(oddities: set[str]) -> None:
         leave_much(rank)
     model = nn.Linear(4, 2)
     model.bias.requires_grad_("freeze" not in oddities or rank == 0)
-    if "infinite" in oddities:
-        nn.init.constant_(model.weight, float("inf"))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=LEARNING_RATE / (1 + rank))
     session = flower_blsgd.join(model, optimizer)
     if "loss" in oddities:  # as the Trainer without compute_metrics
         values = iter([3.0, float("nan"), 1.0, *[2.0] * 10**4])
         session.evaluate(lambda _: {"loss": next(values), "note": "text"}, every=80, metric="loss")
-    if "nameless" in oddities:
-        session.evaluate(lambda _: {"loss": 1.0, "accuracy": "good"}, every=160)
     inputs = torch.randn(8, 4)
     for step in range(20 if "early" in oddities and rank == 2 else 10**9):
         model(inputs).square().mean().backward()

@@ -1,8 +1,10 @@
 """What the launcher makes of the answers of scripts that join, also of broken ones."""
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -14,7 +16,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import CONFIG as SETTINGS
-from flower_blsgd.protocol import ScriptInfo
+from flower_blsgd.protocol import EvaluateReport, ScriptInfo
 from flower_blsgd.run import Workload, make_strategy
 from flower_blsgd.session import script
 from flower_blsgd.session.exchange import Exchange
@@ -26,18 +28,20 @@ from ..refusal import refusal
 CONFIG = RunConfig(task="train.py", batch_size=32, epochs=1, evaluate_every_epochs=1)
 
 
-def content(samples: int = 600, batch: int = 0, every: int = -1) -> RecordDict:
-    metric = ("accuracy", "max") if every >= 0 else ("", "")
+def content(
+    samples: int = 600, batch: int = 0, every: int = -1, name: str = "accuracy", value: float = 0.0
+) -> RecordDict:
+    metric = (name, "max") if every >= 0 else ("", "")
     info = ScriptInfo(samples, batch, every, *metric, "0f", ["weight"])
-    return info.to_records(toy_arrays())
+    return info.to_records(toy_arrays(value))
 
 
 def node(make: Callable[[], RecordDict]) -> Handler:
     return lambda message, _: Message(make(), reply_to=message)
 
 
-def workload(*handlers: Handler) -> tuple[Workload, RunConfig]:
-    return launch._workload(InProcessGrid(dict(enumerate(handlers, 10))), CONFIG)
+def workload(*handlers: Handler, config: RunConfig = CONFIG) -> tuple[Workload, RunConfig]:
+    return launch._workload(InProcessGrid(dict(enumerate(handlers, 10))), config)
 
 
 CONTEXT = Context(1, 2, {"device": "cpu:9999"}, RecordDict(), {"script": "train.py"})
@@ -67,8 +71,41 @@ def test_what_the_main_script_told_its_session_decides(
 
 def test_setting_decides_when_to_evaluate_unless_it_has_its_default() -> None:
     config = replace(CONFIG, evaluate_every_epochs=2)
-    grid = InProcessGrid({10: OTHER, 20: node(lambda: content(every=1750))})
-    assert launch._workload(grid, config)[1].evaluate_every_epochs == 2
+    _, config = workload(OTHER, node(lambda: content(every=1750)), config=config)
+    assert config.evaluate_every_epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "told", "message"),
+    [
+        (
+            {"stop_at_accuracy": 0.5},
+            {"every": 80, "name": "loss"},
+            "stop-at-accuracy = 0.5: the script's metric is loss; ",
+        ),
+        ({"patience": 3}, {}, "patience = 3: the script does not call session.evaluate"),
+        (
+            {},
+            {"value": math.inf},
+            "train.py failed in the main worker: its tensor 'weight' is not finite",
+        ),
+    ],
+)
+def test_main_script_with_which_the_run_cannot_train_is_refused(
+    settings: dict[str, Any], told: dict[str, Any], message: str
+) -> None:
+    line = refusal(
+        workload, OTHER, node(lambda: content(**told)), config=replace(CONFIG, **settings)
+    )
+    assert line.startswith(message)
+
+
+def test_metric_that_the_function_does_not_return_is_refused() -> None:
+    work, _ = workload(OTHER, node(lambda: content(every=80)))
+    figures = EvaluateReport(0, 1, [1.0], [1.0], ["loss"])
+    line = refusal(work.to_metrics, figures)
+    assert line.startswith("session.evaluate: the function must return the number 'accuracy'")
+    assert line.endswith("it returned loss; name one of its figures with metric=")
 
 
 def test_script_that_does_not_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.launch import _WorkerLogs
 from flower_blsgd.launch import launch as launch_script
 
-from ..command import Command
 from ..faults.kill_server import in_session
 from ..grids.processes import needs_proc, wait_until
 from ..log_capture import captured_log
@@ -65,65 +64,18 @@ def column(run: str | Path, name: str) -> list[float]:
         return [float(row[name]) for row in csv.DictReader(lines)]
 
 
-def assert_same_model(*runs: str | Path, name: str = "model.safetensors") -> None:
-    """Assert that the models of two runs have the same bits."""
-    ours, theirs = (load_file(Path(run) / name) for run in runs)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_a_script_trains_the_same_model_as_blsgd_run() -> None:
-    done = subprocess.run(
-        command("--rounds", "60", SCRIPT, "", "2"),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    task = flower_blsgd.Task(model=script.model, train=script.data(), test=script.data())
-    result = flower_blsgd.train(
-        task,
-        workers=WORKERS,
-        rounds=60,
-        epochs=1000,
-        threads=1,
-        local_steps_fast=5,
-        batch_size=8,
-        weights="per-sample",
-        learning_rate=0.1,
-        decay_epochs="",
-        weight_decay=0.0,
-        quiet=True,
-    )
-    assert_same_model("runs/script-1", result.folder)
-    for name in ("rounds", "accuracy"):  # evaluated models, and the best one
-        ours, theirs = (column(run, name) for run in ("runs/script-1", result.folder))
-        assert ours == pytest.approx(theirs)
-        assert len(set(ours)) > 1
-    assert_same_model("runs/script-1", result.folder, name="best_model.safetensors")
-    assert column("runs/script-1", "learning_rate")[0] == 0.1
-    # The scripts end with the final model; the main worker prints here, the other into its log.
-    shown = f"accuracy {summary('runs/script-1')['accuracy']:.4f}"
-    assert f"rank 0: {shown}" in done.stdout
-    assert "rank 1" not in done.stdout
-    assert f"rank 1: {shown}" in Path("runs/script-1/worker-1.log").read_text()
-
-
-def test_a_worker_that_fails_starts_again() -> None:
+def test_a_worker_that_fails_starts_again_while_another_one_evaluates(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workers = f"1x cpu:{FIRST}; 1x cpu:{LAST}; 1x cpu:{LAST} role=evaluate"
     with captured_log() as log:
-        run = launch_script(SCRIPT, ["raise kill"], config(samples=9000))
+        run = launch_script(SCRIPT, ["raise kill"], config(samples=9000, workers=workers))
     assert [one["kind"] for one in run.summary["failures"]] == ["raised", "died"], log.lines()
     assert run.summary["samples"] >= 9000
+    assert run.summary["accuracy"] > 0.8
     assert "rank 1: accuracy" in Path("runs/latest/worker-1.log").read_text()
     said = "\n".join(log.lines(logging.WARNING))
     assert "the script raised RuntimeError: out of luck" in said
-
-
-def test_a_device_evaluates_while_the_other_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    workers = f"1x cpu:{FIRST}; 1x cpu:{LAST} role=evaluate"
-    run = launch_script(SCRIPT, [], config(samples=6000, workers=workers))
-    assert run.summary["accuracy"] > 0.8
     shown = capsys.readouterr().out
     assert "evaluates while the others train" in shown
     assert "epochs without a result" not in shown
@@ -150,9 +102,8 @@ def last_checkpoint() -> int:
 
 
 @needs_proc
-def test_a_run_that_was_interrupted_and_killed_resumes_to_the_same_bits(blsgd: Command) -> None:
-    endless = "--samples", "100000000"
-    with running(*endless, SCRIPT) as process:
+def test_a_run_that_was_interrupted_and_killed_trains_the_same_model_as_blsgd_run() -> None:
+    with running("--samples", "100000000", SCRIPT) as process:
         assert wait_until(last_checkpoint)
         process.send_signal(signal.SIGINT)
         _, shown = process.communicate(timeout=100)
@@ -166,11 +117,43 @@ def test_a_run_that_was_interrupted_and_killed_resumes_to_the_same_bits(blsgd: C
         process.kill()
         process.communicate(timeout=100)  # ends when no process holds its output any more
     rounds = last_checkpoint() + 20
-    blsgd(*command("--rounds", str(rounds), "--resume", SCRIPT)[3:])
+    with running("--rounds", str(rounds), "--resume", SCRIPT) as process:
+        shown, errors = process.communicate(timeout=250)
+        assert process.returncode == 0, errors
     after = summary("runs/script-1")
     assert (after["rounds"], len(after["resumed"])) == (rounds, 2)
-    blsgd(*command("--rounds", str(rounds), SCRIPT)[3:])
-    assert_same_model("runs/script-1", "runs/script-2")
+    task = flower_blsgd.Task(model=script.model, train=script.data(), test=script.data())
+    result = flower_blsgd.train(
+        task,
+        workers=WORKERS,
+        rounds=rounds,
+        epochs=10**6,
+        threads=1,
+        local_steps_fast=5,
+        batch_size=8,
+        weights="per-sample",
+        learning_rate=0.1,
+        decay_epochs="",
+        weight_decay=0.0,
+        quiet=True,
+    )
+    ours, theirs = (
+        load_file(Path(r, "model.safetensors")) for r in ("runs/script-1", result.folder)
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    found, expected = (
+        dict(zip(column(run, "rounds"), column(run, "accuracy"), strict=True))
+        for run in ("runs/script-1", result.folder)
+    )  # the interrupted run evaluated one model more
+    assert {number: found[number] for number in expected} == pytest.approx(expected)
+    assert len(set(expected.values())) > 1
+    assert column("runs/script-1", "learning_rate")[0] == 0.1
+    # The scripts end with the final model; the main worker prints here, the other into its log.
+    accuracy = f"accuracy {after['accuracy']:.4f}"
+    assert f"rank 0: {accuracy}" in shown
+    assert "rank 1" not in shown
+    assert f"rank 1: {accuracy}" in Path("runs/script-1/worker-1.log").read_text()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is none on this system")

@@ -2,8 +2,6 @@
 
 import importlib.util
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +21,18 @@ from flower_blsgd.session.exchange import HERE, Exchange
 from flower_blsgd.worker.model_io import state_record
 
 from ..refusal import refusal
+from . import orders
+from .orders import BATCH
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="no lightning"),
     pytest.mark.filterwarnings("ignore"),  # Lightning's hints
 ]
-BATCH, NUM_SAMPLES = 4, 16
+NUM_SAMPLES = 16
 
 
 @pytest.fixture(autouse=True)
-def _lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo what the callback changes in its process."""
     import_torchvision()
     from lightning.pytorch.strategies import launchers
@@ -46,9 +46,6 @@ def _lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     for name in ("ACCELERATOR", "DEVICES"):
         monkeypatch.setenv(f"PL_TRAINER_{name}", "")
         monkeypatch.delenv(f"PL_TRAINER_{name}")
-    HERE.exchange, HERE.has_joined = None, False
-    yield
-    HERE.exchange, HERE.has_joined = None, False
 
 
 def module_of(**attributes: Any) -> Any:
@@ -104,7 +101,7 @@ def trainer_of(*callbacks: Any, **settings: Any) -> Any:
 def becomes_worker(rank: int = 0, **worker: Any) -> Exchange:
     spec = WorkerSpec(**{"device": "cpu", **worker})
     exchange = Exchange(spec, rank, seed=3, batch_size=BATCH, is_main=rank == 0)
-    HERE.exchange = exchange
+    HERE.exchange, HERE.has_joined = exchange, False
     return exchange
 
 
@@ -115,28 +112,15 @@ def arrays(weight: float) -> Any:
     return state_record(module)
 
 
-def order_of(round: int, steps: int, progress: float = 0.0) -> TrainOrder:
-    return TrainOrder(
-        round=round,
-        epoch=1,
-        local_steps=steps,
-        batch_size=BATCH,
-        learning_rate=0.1,
-        seed=0,
-        deadline_seconds=0.0,
-        momentum_policy="keep",
-        indices=np.zeros(0, np.int32),
-        arrays=arrays(0.0),
-        stream_start=-1,
-        stream_stride=BATCH,
-        progress=progress,
-    )
+def order_of(round: int, steps: int, progress: float = 0.0, **changes: Any) -> TrainOrder:
+    own = {"indices": np.zeros(0, np.int32), "stream_start": -1, "progress": progress}
+    return orders.order_of(round, steps, arrays(0.0), **(own | changes))
 
 
 def fit(
     module: Any,
     trainer: Any,
-    orders: list[TrainOrder],
+    given: list[TrainOrder],
     *loaders: DataLoader[Tensor] | None,
     checkpoint: str | None = None,
 ) -> list[TrainReport]:
@@ -145,7 +129,7 @@ def fit(
     assert exchange is not None
 
     def serve() -> None:
-        reports.extend(exchange.train(order) for order in orders)
+        reports.extend(exchange.train(order) for order in given)
         exchange.finish(arrays(42.0))
 
     thread = threading.Thread(target=serve)
@@ -199,7 +183,6 @@ def test_schedule_continues_where_a_checkpoint_ended(is_chained: bool) -> None:
     saving.fit(module_of(is_chained=is_chained), numbers())
     saving.save_checkpoint("last.ckpt")
     becomes_worker()
-    HERE.has_joined = False
     module, trainer = module_of(is_chained=is_chained), trainer_of(max_epochs=5)  # 20 steps alone
     fit(module, trainer, [order_of(n + 1, 2, n / 3) for n in range(3)], checkpoint="step=5.ckpt")
     expected = [0.75] * 3 + [0.5] * 2 + [0.25] * 2
@@ -207,7 +190,6 @@ def test_schedule_continues_where_a_checkpoint_ended(is_chained: bool) -> None:
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.0)
     for end in ("step=20", "last"):  # within the last epoch, and after it
         becomes_worker()
-        HERE.has_joined = False
         module, trainer = module_of(is_chained=is_chained), trainer_of(max_epochs=5)
         ended = refusal(trainer.fit, module, numbers(), ckpt_path=f"{end}.ckpt")
         assert ended.startswith("Trainer.fit: its checkpoint is at the end of max_epochs or max_st")
@@ -218,20 +200,19 @@ def test_averaged_model_is_validated_and_only_the_main_worker_saves() -> None:
 
     for rank in (0, 1):
         becomes_worker(rank)
-        HERE.has_joined = False
         module = module_of()
         saves = ModelCheckpoint(f"of-{rank}", monitor="loss", save_top_k=-1, every_n_epochs=1)
         trainer = trainer_of(saves, val_check_interval=2, num_sanity_val_steps=0)
-        orders = [order_of(1, 3), order_of(2, 3), order_of(3, 3)]
+        given = [order_of(1, 3), order_of(2, 3), order_of(3, 3)]
         if rank == 0:
-            reports = fit(module, trainer, orders, numbers(), numbers(shuffle=False))
+            reports = fit(module, trainer, given, numbers(), numbers(shuffle=False))
             assert trainer.is_global_zero
             # Steps 2 and 4 are validated, with the model of the next order: rounds end there.
             assert module.validated[:2] == [0.0, 0.0]
             assert [report.completed_steps for report in reports][:2] == [1, 2]
         else:
             with pytest.raises(SystemExit):
-                fit(module, trainer, orders, numbers(), numbers(shuffle=False))
+                fit(module, trainer, given, numbers(), numbers(shuffle=False))
             assert module.validated == []
             assert not trainer.is_global_zero
             trainer.save_checkpoint("by-hand.ckpt")
@@ -243,7 +224,6 @@ def test_each_worker_draws_differently_also_with_the_same_generator() -> None:
     drawn = []
     for rank in (0, 1):
         becomes_worker(rank)
-        HERE.has_joined = False
         module, loader = module_of(), numbers(generator=torch.Generator().manual_seed(5))
         try:
             fit(module, trainer_of(), [order_of(1, 3)], loader)
@@ -270,7 +250,7 @@ def test_session_sampler_can_be_used() -> None:
     module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=1.0)
     trainer = trainer_of()
     callback = trainer.callbacks[0]
-    order = replace(order_of(1, 2), stream_start=0, stream_stride=2 * BATCH)
+    order = order_of(1, 2, stream_start=0, stream_stride=2 * BATCH)
     (report,) = fit(module, trainer, [order], None)
     stream = permutation_stream(3, NUM_SAMPLES, 0, 2 * BATCH)
     assert module.drawn[: 2 * BATCH] == stream.tolist()
@@ -290,40 +270,41 @@ def test_alone_nothing_changes() -> None:
     assert trained[0] == trained[1]
 
 
-def manual(module: Any, trainer: dict[str, Any]) -> None:
-    module.automatic_optimization = False
-
-
-def plateau(module: Any, trainer: dict[str, Any]) -> None:
+def plateau(module: Any) -> Any:
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     config = {"scheduler": schedule, "monitor": "loss"}
-    module.configure_optimizers = lambda: {"optimizer": optimizer, "lr_scheduler": config}
-
-
-def ddp(module: Any, trainer: dict[str, Any]) -> None:
-    trainer["strategy"], trainer["devices"] = "ddp", 2
-
-
-def spawned(module: Any, trainer: dict[str, Any]) -> None:
-    trainer["strategy"], trainer["devices"] = "ddp_spawn", 2
+    return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "settings", "message"),
     [
-        (manual, "Module has automatic_optimization = False; BlsgdCallback needs automatic"),
-        (plateau, "ReduceLROnPlateau follows the validation of one worker"),
-        (ddp, "Trainer uses DDPStrategy, but blsgd launch starts one process per device; remove"),
-        (spawned, "Trainer uses DDPStrategy, but blsgd launch starts one process per device"),
+        (
+            lambda module: setattr(module, "automatic_optimization", False),
+            {},
+            "Module has automatic_optimization = False; BlsgdCallback needs automatic",
+        ),
+        (
+            lambda module: setattr(module, "configure_optimizers", lambda: plateau(module)),
+            {},
+            "ReduceLROnPlateau follows the validation of one worker",
+        ),
+        *(
+            (
+                lambda module: None,
+                {"strategy": strategy, "devices": 2},
+                "Trainer uses DDPStrategy, but blsgd launch starts one process per device; remove",
+            )
+            for strategy in ("ddp", "ddp_spawn")
+        ),
     ],
 )
-def test_what_is_refused(change: Any, message: str) -> None:
+def test_what_is_refused(change: Any, settings: dict[str, Any], message: str) -> None:
     becomes_worker()
-    module, settings = module_of(), {}  # type: ignore[var-annotated]
-    change(module, settings)
-    trainer = trainer_of(**settings)
-    assert refusal(trainer.fit, module, numbers()).startswith(message)
+    module = module_of()
+    change(module)
+    assert refusal(trainer_of(**settings).fit, module, numbers()).startswith(message)
 
 
 def test_other_refusals() -> None:
@@ -342,9 +323,6 @@ def test_other_refusals() -> None:
     assert message.startswith("worker 0 has role=evaluate, but with BlsgdCallback the main worker")
     with pytest.raises(UsageError, match=r"before Trainer\.fit had created the optimizer"):
         _ = BlsgdCallback().session
-
-
-def test_one_fit_of_a_script() -> None:
     becomes_worker()
     trainer = trainer_of()
     fit(module_of(), trainer, [order_of(1, 1)])

@@ -64,15 +64,6 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_script_begins() -> N
     assert not Path("begun").exists()
 
 
-def test_a_missing_metric_ends_the_run_at_the_first_evaluation() -> None:
-    line = refusal(launched, "nameless")
-    assert line.startswith("session.evaluate: the function must return the number 'accuracy'"), line
-    assert line.endswith("it returned loss; name one of its figures with metric=")
-    summary = json.loads(Path("runs/latest/summary.json").read_text())
-    assert summary["rounds"] < 30
-    assert summary["failures"] == []
-
-
 def test_only_the_work_of_odd_workers_is_lost_and_they_end_as_with_python() -> None:
     """All spawn a process, and leave much for their end. The second has a NaN once, the third ends
     too early, and the first two fail after the run.
@@ -124,29 +115,14 @@ def test_a_module_runs_as_with_python(monkeypatch: pytest.MonkeyPatch) -> None:
     ("oddity", "settings", "message"),
     [
         ("freeze", {}, r"worker fast-1 \S+ has a different model or different frozen weights than"),
-        (
-            "infinite",
-            {},
-            "failed in the main worker: model: 'weight' has values that are not finite",
-        ),
         ("raise", {}, "failed in the main worker: the script raised ValueError: no data"),
-        (
-            "end",
-            {},
-            "failed in the main worker: the script ended before the run was over; continue",
-        ),
-        (
-            "loss",
-            {"stop_at_accuracy": 0.5},
-            "^stop-at-accuracy = 0.5: the script's metric is loss; ",
-        ),
-        ("", {"patience": 3}, r"^patience = 3: the script does not call session\.evaluate"),
         ("", {"algorithm": "byteps"}, r"^train-on = .* \(byteps\): slow workers sum models"),
     ],
 )
 def test_what_cannot_train_is_refused_in_one_line(
     oddity: str, settings: dict[str, Any], message: str
 ) -> None:
+    """`test_join.py` has what the settings and the main worker's answer refuse."""
     line = refusal(launched, oddity, **settings)
     assert re.search(message, line), line
     assert not list(Path().rglob("*")), "something was written"

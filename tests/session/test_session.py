@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,56 +17,78 @@ from flower_blsgd.algorithm.sampling import permutation_stream
 from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
-from flower_blsgd.protocol import EvaluateOrder, TrainOrder, TrainReport
+from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, TrainOrder, TrainReport
 from flower_blsgd.session.exchange import HERE, Exchange
 from flower_blsgd.session.session import Session, join
 from flower_blsgd.worker.model_io import state_record
 
 from ..log_capture import captured_log
 from ..refusal import refusal
+from . import orders
+from .orders import BATCH
 
-NUM_SAMPLES, BATCH = 20, 4
-
-
-@pytest.fixture(autouse=True)
-def _no_session() -> Iterator[None]:
-    HERE.exchange, HERE.has_joined = None, False
-    yield
-    HERE.exchange, HERE.has_joined = None, False
+NUM_SAMPLES = 20
+EVALUATES = WorkerSpec("cpu", role="evaluate")
 
 
 def model_of(value: float = 0.0) -> nn.Module:
-    model = nn.Linear(1, 1, bias=False)
-    with torch.no_grad():
-        model.weight.fill_(value)
+    model = nn.utils.skip_init(nn.Linear, 1, 1, bias=False)  # draws no random numbers
+    nn.init.constant_(model.weight, value)
     return model
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def order_of(
     round: int = 1, steps: int = 2, *, value: float = 0.0, **changes: object
 ) -> TrainOrder:
-    defaults: dict[str, object] = {
-        "epoch": 1,
-        "batch_size": BATCH,
-        "learning_rate": 0.1,
-        "seed": 0,
-        "deadline_seconds": 0.0,
-        "momentum_policy": "keep",
-        "indices": np.arange(steps * BATCH, dtype=np.int32),
-        "arrays": state_record(model_of(value)),
-        "stream_start": 0,
-        "stream_stride": 3 * BATCH,
-    }
-    return TrainOrder(round=round, local_steps=steps, **{**defaults, **changes})  # type: ignore[arg-type]
+    arrays = state_record(model_of(value))
+    return orders.order_of(round, steps, arrays, **({"stream_stride": 3 * BATCH} | changes))
+
+
+def loader_of(
+    session: Session, by_loss: bool = False, batch_size: int = BATCH, workers: int = 0
+) -> DataLoader[int]:
+    """Return a loader whose samples are their own numbers."""
+    numbers: Any = list(range(NUM_SAMPLES))
+    sampler = session.sampler(numbers, by_loss=by_loss)
+    return DataLoader(numbers, batch_size, sampler=sampler, num_workers=workers)
+
+
+Does = Callable[[nn.Module, Session], object]
+
+
+def script_of(
+    step: Does = lambda *_: None,
+    before: Does = lambda *_: None,
+    model: Callable[[], nn.Module] = model_of,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd,
+) -> Callable[[], None]:
+    """Return a script that joins, calls `before`, and calls `step` until the run is over."""
+
+    def main() -> None:
+        own = model()
+        session = join(own, optimizer(own))
+        before(own, session)
+        while not session.done:
+            step(own, session)
+            session.step(samples=BATCH)
+
+    return main
+
+
+def first_order(_: nn.Module, session: Session) -> None:
+    session.average()
 
 
 class Script:
     """A script in a thread, and the server's side of its exchange."""
 
     def __init__(self, main: Callable[[], None], worker: WorkerSpec | None = None) -> None:
-        self.exchange = Exchange(
-            worker or WorkerSpec("cpu"), 1, seed=3, batch_size=BATCH, is_main=False
-        )
+        spec = worker or WorkerSpec("cpu")
+        self.exchange = Exchange(spec, 1, seed=3, batch_size=BATCH, is_main=False)
         HERE.exchange = self.exchange
         self.error: BaseException | None = None
 
@@ -83,6 +105,9 @@ class Script:
     def train(self, order: TrainOrder) -> TrainReport:
         return self.exchange.train(order)
 
+    def evaluate(self, value: float = 0.0) -> EvaluateReport:
+        return self.exchange.evaluate(EvaluateOrder(1, 0, 1, state_record(model_of(value))))
+
     def finish(self, value: float = 0.0) -> None:
         self.exchange.finish(state_record(model_of(value)))
         self.thread.join(10)
@@ -94,73 +119,62 @@ def weight_of(report: TrainReport) -> float:
     return float(next(iter(report.arrays.values())).numpy().item())
 
 
-def adding(step: float, seen: list[float] | None = None) -> Callable[[], None]:
-    """Return a script that adds `step` to the weight in every step, and notes it in the end."""
-
-    def main() -> None:
-        model = model_of(100.0)
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        while not session.done:
-            with torch.no_grad():
-                model.weight += step
-            session.step(samples=BATCH)
-        if seen is not None:
-            seen.append(model.weight.item())
-
-    return main
-
-
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_state_of_a_restored_optimizer_moves_with_the_model() -> None:
     """And the figures of a script may draw random numbers on the card."""
     seen: list[object] = []
+    made: list[torch.optim.Optimizer] = []
 
-    def main() -> None:
-        model = model_of()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    def take_step(model: nn.Module, device: torch.device) -> None:
+        model(torch.ones(BATCH, 1, device=device)).sum().backward()
+        made[0].step()
+        made[0].zero_grad()
 
-        def take_step(device: torch.device) -> None:
-            model(torch.ones(BATCH, 1, device=device)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made.append(torch.optim.AdamW(model.parameters(), lr=0.1))
+        take_step(model, torch.device("cpu"))
+        return made[0]
 
-        take_step(torch.device("cpu"))
-        session = join(model, optimizer)
-        (state,) = optimizer.state.values()
+    def before(model: nn.Module, session: Session) -> None:
+        (state,) = made[0].state.values()
         seen.extend([state["exp_avg"].device, state["exp_avg"].item(), state["step"].device])
         session.evaluate(lambda model: {"accuracy": torch.rand((), device=session.device).item()})
-        while not session.done:
-            take_step(session.device)
-            session.step(samples=BATCH)
 
+    main = script_of(
+        lambda model, session: take_step(model, session.device), before, model_of, optimizer
+    )
     script = Script(main, WorkerSpec("cuda:0"))
-    before = torch.cuda.get_rng_state(0)
-    script.exchange.evaluate(EvaluateOrder(0, 0, 1, state_record(model_of())))
-    assert torch.equal(torch.cuda.get_rng_state(0), before)
+    random = torch.cuda.get_rng_state(0)
+    script.evaluate()
+    assert torch.equal(torch.cuda.get_rng_state(0), random)
     assert script.train(order_of()).completed_steps == 2
     script.finish()
     assert seen == [torch.device("cuda:0"), pytest.approx(0.1 * BATCH), torch.device("cpu")]
 
 
 def test_each_order_begins_with_its_model_and_has_its_number_of_steps() -> None:
-    seen: list[float] = []
-    script = Script(adding(1.0, seen))
+    models: list[nn.Module] = []
+
+    def add(model: nn.Module, session: Session) -> None:
+        models.append(model)
+        model.weight.data += 1.0
+
+    script = Script(script_of(add, model=lambda: model_of(100.0)))
     report = script.train(order_of(1, steps=3, value=5.0))
     # The step before the first order began with the script's own model, and does not count.
     assert (weight_of(report), report.completed_steps, report.num_examples) == (8.0, 3, 12)
     assert weight_of(script.train(order_of(2, steps=1, value=7.0))) == 8.0
     script.finish(value=42.0)
-    assert seen == [42.0]
+    assert models[0].weight.item() == 42.0  # type: ignore[union-attr,operator]
 
 
 def test_samples_of_the_steps_are_reported_whatever_the_batch_size_of_the_order() -> None:
     def main() -> None:
         model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        sizes = iter([9, 5, 7, 1])
-        while not session.done:
-            session.step(samples=next(sizes))
+        session = join(model, sgd(model))
+        for size in (9, 5, 7, 1):
+            session.step(samples=size)
 
     script = Script(main)
     report = script.train(order_of(steps=2))
@@ -174,15 +188,8 @@ def test_sampler_follows_the_stream_ahead_of_the_orders(workers: int) -> None:
 
     def main() -> None:
         model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        sampler = session.sampler(range(NUM_SAMPLES))
-        loader = DataLoader(
-            list(range(NUM_SAMPLES)),  # type: ignore[arg-type]
-            batch_size=session.batch_size,
-            sampler=sampler,
-            num_workers=workers,
-        )
-        for batch in loader:
+        session = join(model, sgd(model))
+        for batch in loader_of(session, batch_size=session.batch_size, workers=workers):
             if session.done:
                 break
             drawn.extend(batch.tolist())
@@ -190,91 +197,36 @@ def test_sampler_follows_the_stream_ahead_of_the_orders(workers: int) -> None:
 
     script = Script(main)
     for number in range(3):  # of each round's 12 samples, this worker has the last 8
-        order = order_of(number + 1, stream_start=4 + 12 * number)
-        script.train(order)
+        script.train(order_of(number + 1, stream_start=4 + 12 * number))
     script.finish()
     stream = permutation_stream(3, NUM_SAMPLES, 0, 36).reshape(3, 12)
     assert drawn[:24] == stream[:, 4:].ravel().tolist()
 
 
-def train_by_loss() -> None:
-    """A script whose losses are the numbers of its samples."""
-    model = model_of()
-    session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    sampler = session.sampler(range(NUM_SAMPLES), by_loss=True)
-    loader = DataLoader(list(range(NUM_SAMPLES)), batch_size=BATCH, sampler=sampler)  # type: ignore[arg-type]
-    while not session.done:
-        for batch in loader:
-            session.step(samples=len(batch), losses=batch.float())
+def test_losses_belong_to_the_samples_of_the_order_also_after_a_deadline() -> None:
+    """The deadline ends the first order after one of two steps; the rest of it is not drawn."""
 
+    def main() -> None:  # its losses are the numbers of its samples
+        model = model_of()
+        session = join(model, sgd(model))
+        loader = loader_of(session, by_loss=True)
+        while not session.done:
+            for batch in loader:
+                session.step(samples=len(batch), losses=batch.float())
 
-def test_sampler_by_loss_follows_the_orders_and_losses_are_reported() -> None:
-    script = Script(train_by_loss)
-    for number in range(2):
-        indices = np.arange(8, dtype=np.int32)[::-1] + number
-        report = script.train(order_of(number + 1, indices=indices, stream_stride=0))
+    script = Script(main)
+    first = script.train(order_of(1, stream_stride=0, deadline_seconds=1e-9))
+    assert (first.completed_steps, first.losses.tolist()) == (1, [0, 1, 2, 3])
+    for number in (2, 3):
+        indices = np.arange(8, dtype=np.int32)[::-1] + 2 * number
+        report = script.train(order_of(number, indices=indices, stream_stride=0))
         assert report.losses.tolist() == indices.tolist()
     script.finish()
 
 
-def test_losses_belong_to_the_samples_of_the_order_also_after_a_deadline() -> None:
-    """The deadline ends the first order after one of two steps; the rest of it is not drawn."""
-    script = Script(train_by_loss)
-    first = script.train(order_of(1, stream_stride=0, deadline_seconds=1e-9))
-    indices = np.arange(8, dtype=np.int32) + 10
-    second = script.train(order_of(2, indices=indices, stream_stride=0))
-    script.finish()
-    assert (first.completed_steps, first.losses.tolist()) == (1, [0, 1, 2, 3])
-    assert second.losses.tolist() == indices.tolist()
-
-
-@pytest.mark.parametrize("has_sampler", [False, True])
-def test_uniform_samples_are_refused_if_the_run_chooses_by_loss(has_sampler: bool) -> None:
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        if has_sampler:
-            next(iter(session.sampler(range(NUM_SAMPLES))))
-        session.average()
-
-    script = Script(main)
-    with pytest.raises(UsageError, match="by_loss=True"):
-        script.train(order_of(stream_stride=0))
-
-
-def test_weights_of_samples_are_refused() -> None:
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        next(iter(session.sampler(range(NUM_SAMPLES), by_loss=True)))
-
-    script = Script(main)
-    with pytest.raises(UsageError, match="this run weighs samples, which scripts do not"):
-        script.train(order_of(stream_stride=0, sample_weights=np.ones(8, np.float32)))
-
-
 def test_optimizer_keeps_its_state_but_not_that_of_steps_before_the_run() -> None:
-    states: list[float] = []
+    """Tensors and numbers; both travel, as for a checkpoint, and return with an order."""
 
-    def main() -> None:
-        model = model_of()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-        session = join(model, optimizer)
-        while not session.done:
-            model.weight.grad = torch.ones_like(model.weight)
-            optimizer.step()
-            if optimizer.state[model.weight]:
-                states.append(optimizer.state[model.weight]["momentum_buffer"].item())
-            session.step(samples=BATCH)
-
-    script = Script(main)
-    script.train(order_of(1, steps=2))
-    script.train(order_of(2, steps=1))
-    script.finish()
-    assert states[:4] == [1.0, 1.0, 1.5, 1.75]  # the first step is before the run
-
-
-def test_numbers_in_the_optimizers_state_travel_and_return() -> None:
     class Counting(torch.optim.SGD):
         def step(self, closure: object = None) -> None:  # type: ignore[override]
             for group in self.param_groups:
@@ -282,43 +234,41 @@ def test_numbers_in_the_optimizers_state_travel_and_return() -> None:
                     state = self.state[p]
                     state["calls"] = state.get("calls", 0) + 1
                     state["mean"] = 0.5 * state.get("mean", 0.0) + 1.0
+                    state["sum"] = state.get("sum", torch.zeros(1)) + 1
+                    states.append((state["calls"], state["mean"], state["sum"].item()))
 
     states: list[object] = []
+    made: list[Counting] = []
 
-    def main() -> None:
-        model = model_of()
-        optimizer = Counting(model.parameters(), lr=0.1)
-        session = join(model, optimizer)
-        while not session.done:
-            optimizer.step()
-            session.step(samples=BATCH)
-            states.append(dict(optimizer.state[model.weight]))
+    def optimizer(model: nn.Module) -> Counting:
+        made.append(Counting(model.parameters(), lr=0.1))
+        return made[0]
 
-    script = Script(main)
-    script.train(order_of(1, steps=3))
+    script = Script(script_of(lambda *_: made[0].step(), optimizer=optimizer))
+    script.train(order_of(1, steps=2))
     kept = script.exchange.joined.result().optimizer_state()
     script.train(order_of(2, steps=1))
     script.train(order_of(3, steps=1, momentum=kept))
     script.finish()
-    assert states[-1] == {"calls": 4, "mean": 1.875}
+    first, second, third = (1, 1.0, 1.0), (2, 1.5, 2.0), (3, 1.75, 3.0)
+    assert states[:5] == [first, first, second, third, third]
 
 
 @pytest.mark.parametrize("policy", ["keep", "average", "reset"])
 def test_momentum_that_is_not_finite_is_removed_and_reported(policy: str) -> None:
     kept: list[int] = []
+    made: list[torch.optim.Optimizer] = []
 
-    def main() -> None:
-        model = model_of()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        session = join(model, optimizer)
-        session.average()
-        while not session.done:
-            kept.append(len(optimizer.state))
-            model.weight.grad = torch.full_like(model.weight, 1e25)  # its square overflows
-            optimizer.step()
-            session.step(samples=BATCH)
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made.append(torch.optim.Adam(model.parameters(), lr=0.1))
+        return made[0]
 
-    script = Script(main)
+    def overflow(model: nn.Module, session: Session) -> None:
+        kept.append(len(made[0].state))
+        model.weight.grad = torch.full((1, 1), 1e25)  # its square overflows
+        made[0].step()
+
+    script = Script(script_of(overflow, first_order, optimizer=optimizer))
     reports = [script.train(order_of(n, 1, momentum_policy=policy)) for n in (1, 2)]
     script.finish()
     was_reported = int(policy != "reset")  # which keeps nothing
@@ -333,7 +283,7 @@ def test_momentum_that_is_not_finite_is_removed_and_reported(policy: str) -> Non
 def test_integers_of_numpy_and_torch_are_integers(whole: Callable[[int], int]) -> None:
     def main() -> None:
         model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session = join(model, sgd(model))
         session.evaluate(lambda given: {"accuracy": 1.0}, every=whole(50))
         session.wait_for_first_order(whole(BATCH))
         while not session.done:
@@ -348,15 +298,11 @@ def test_integers_of_numpy_and_torch_are_integers(whole: Callable[[int], int]) -
 
 
 def test_a_paused_block_does_not_count_as_computing() -> None:
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        while not session.done:
-            with session.paused():
-                threading.Event().wait(0.05)
-            session.step(samples=BATCH)
+    def pause(model: nn.Module, session: Session) -> None:
+        with session.paused():
+            time.sleep(0.05)
 
-    script = Script(main)
+    script = Script(script_of(pause))
     script.train(order_of(1, steps=1))
     began = time.perf_counter()
     report = script.train(order_of(2, steps=3))
@@ -365,61 +311,47 @@ def test_a_paused_block_does_not_count_as_computing() -> None:
 
 
 def test_a_slowdown_makes_steps_longer() -> None:
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        while not session.done:
-            threading.Event().wait(0.02)
-            session.step(samples=BATCH)
-
-    script = Script(main, WorkerSpec("cpu", slowdown=5.0))
+    script = Script(script_of(lambda *_: time.sleep(0.02)), WorkerSpec("cpu", slowdown=5.0))
     assert script.train(order_of(steps=2)).compute_seconds >= 0.2
     script.finish()
 
 
 def test_average_ends_the_workers_part_of_the_round() -> None:
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    def one_step(model: nn.Module, session: Session) -> None:
         session.average()
         session.step(samples=BATCH)
         session.average()
-        while not session.done:
-            session.step(samples=BATCH)
 
-    script = Script(main)
+    script = Script(script_of(before=one_step))
     assert script.train(order_of(steps=8)).completed_steps == 1
     script.finish()
 
 
 def test_scheduler_follows_the_progress_of_the_run() -> None:
     rates: list[float] = []
+    made: list[torch.optim.Optimizer] = []
 
-    def main() -> None:
-        model = model_of()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        session = join(model, optimizer)
-        session.scheduler(optimizer, lambda progress: 1 - progress)
+    def before(model: nn.Module, session: Session) -> None:
+        session.scheduler(made[0], lambda progress: 1 - progress)
         session.average()
-        while not session.done:
-            rates.append(optimizer.param_groups[0]["lr"])
-            session.step(samples=BATCH)
 
-    script = Script(main)
-    reports = [
-        script.train(order_of(1, steps=1, progress=0.0)),
-        script.train(order_of(2, steps=2, progress=0.4)),
-    ]
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made.append(torch.optim.SGD(model.parameters(), lr=0.5))
+        return made[0]
+
+    def note(model: nn.Module, session: Session) -> None:
+        rates.append(made[0].param_groups[0]["lr"])
+
+    script = Script(script_of(note, before, optimizer=optimizer))
+    orders = order_of(1, steps=1, progress=0.0), order_of(2, steps=2, progress=0.4)
+    reports = [script.train(order) for order in orders]
     script.finish()
     assert rates == pytest.approx([0.5, 0.3, 0.3])
     assert [report.learning_rate for report in reports] == pytest.approx([0.5, 0.3])
 
 
 def test_a_model_is_evaluated_without_changing_the_training() -> None:
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
+    def before(model: nn.Module, session: Session) -> None:
         def figures(given: nn.Module) -> dict[str, torch.Tensor]:
             torch.rand(3)
             assert not given.training
@@ -427,38 +359,25 @@ def test_a_model_is_evaluated_without_changing_the_training() -> None:
 
         session.evaluate(figures, metric="rmse", mode="min")
         torch.manual_seed(1)
-        while not session.done:
-            assert model.training
-            with torch.no_grad():
-                model.weight += torch.rand(1)
-            session.step(samples=BATCH)
 
-    order, then = EvaluateOrder(1, 0, 1, state_record(model_of(2.0))), order_of(steps=1)
-    end = state_record(model_of())
-    script = Script(main)
+    def add(model: nn.Module, session: Session) -> None:
+        assert model.training
+        model.weight.data += torch.rand(1)
+
+    script = Script(script_of(add, before))
     script.exchange.joined.result(10)
-    report = script.exchange.evaluate(order)
-    assert dict(report.metrics()) == {"loss": 2.0, "rmse": 3.0}
+    assert dict(script.evaluate(2.0).metrics()) == {"loss": 2.0, "rmse": 3.0}
     info = script.exchange.joined.result().info
     assert (info.metric_name, info.metric_mode, info.evaluate_every) == ("rmse", "min", 0)
-    after = weight_of(script.train(then))
-    script.exchange.finish(end)
+    after = weight_of(script.train(order_of(steps=1)))
+    script.finish()
     torch.manual_seed(1)
     torch.rand(1)
     assert after == torch.rand(1).item()
 
 
-def evaluating(returned: Any) -> Callable[[], None]:
-    """Return a script whose function for evaluating returns this."""
-
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        session.evaluate(lambda given: returned)
-        while not session.done:
-            session.step(samples=BATCH)
-
-    return main
+def evaluating(figures: Callable[[nn.Module], Any]) -> Callable[[], None]:
+    return script_of(before=lambda model, session: session.evaluate(figures))
 
 
 def test_a_worker_that_evaluates_stays_in_the_call_until_the_run_is_over() -> None:
@@ -466,15 +385,14 @@ def test_a_worker_that_evaluates_stays_in_the_call_until_the_run_is_over() -> No
 
     def main() -> None:
         model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        session = join(model, sgd(model))
         session.evaluate(lambda given: {"accuracy": given.weight.item()})
         for _ in session.sampler(range(NUM_SAMPLES)):
             steps.append(1)
 
-    script = Script(main, WorkerSpec("cpu", role="evaluate"))
+    script = Script(main, EVALUATES)
     for value in (0.25, 0.5):
-        order = EvaluateOrder(1, 0, 1, state_record(model_of(value)))
-        assert script.exchange.evaluate(order).metrics()["accuracy"] == value
+        assert script.evaluate(value).metrics()["accuracy"] == value
     script.finish()
     assert steps == []
 
@@ -485,14 +403,15 @@ def test_work_fails_when_the_script_raises_or_ends_early() -> None:
 
     with pytest.raises(UsageError, match="the script raised RuntimeError: no data"):
         Script(raising).exchange.joined.result(10)
-    script = Script(lambda: None)
     with pytest.raises(UsageError, match=r"until session\.done"):
-        script.train(order_of())
+        Script(lambda: None).train(order_of())
+    with pytest.raises(UsageError, match=r"does not call session\.evaluate"):
+        Script(script_of(), EVALUATES).exchange.joined.result(10)
 
 
 def test_a_session_alone_changes_nothing() -> None:
     model = model_of(1.0)
-    session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    session = join(model, sgd(model))
     session.evaluate(lambda given: {"accuracy": 1.0})
     assert sorted(session.sampler(range(NUM_SAMPLES))) == list(range(NUM_SAMPLES))
     for _ in range(3):
@@ -511,7 +430,7 @@ def test_each_worker_has_its_own_seed_and_batch_size() -> None:
     for rank, worker in enumerate(workers):
         HERE.exchange, HERE.has_joined = Exchange(worker, rank, 3, BATCH, rank == 0), False
         model = model_of()
-        sessions.append(join(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+        sessions.append(join(model, sgd(model)))
     assert [session.batch_size for session in sessions] == [BATCH, 7, BATCH]
     assert len({session.seed for session in sessions}) == 3
 
@@ -528,18 +447,19 @@ def test_each_worker_has_its_own_seed_and_batch_size() -> None:
 def test_change_of_what_is_not_sent_ends_the_script_with_the_name(
     change: Callable[[torch.Tensor], object], begins: int, found: int
 ) -> None:
-    def main() -> None:
-        model, number = model_of(), 0
-        model.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        session.average()
-        while not session.done:
-            number += 1
-            if number >= begins:
-                change(model.counts)  # type: ignore[arg-type]
-            session.step(samples=BATCH)
+    steps: list[int] = []
 
-    script = Script(main)
+    def model() -> nn.Module:
+        own = model_of()
+        own.register_buffer("counts", torch.zeros(2, dtype=torch.int64))
+        return own
+
+    def step(own: nn.Module, session: Session) -> None:
+        steps.append(1)
+        if len(steps) >= begins:
+            change(own.counts)  # type: ignore[arg-type]
+
+    script = Script(script_of(step, first_order, model))
     for number in range(1, min(found, 6)):
         script.train(order_of(number, steps=1))
     said = refusal(script.finish) if found > 5 else refusal(script.train, order_of(found, steps=1))
@@ -548,28 +468,27 @@ def test_change_of_what_is_not_sent_ends_the_script_with_the_name(
 
 def test_what_a_session_refuses() -> None:
     model, other = model_of(), model_of()
-    message = refusal(join, model, torch.optim.SGD(other.parameters(), lr=0.1))
-    assert "1 of its 1 parameters are not the model's" in message
+    assert "1 of its 1 parameters are not the model's" in refusal(join, model, sgd(other))
     message = refusal(join, model, torch.optim.LBFGS(model.parameters()))
     assert message.startswith("optimizer: LBFGS computes curvature from its last steps")
-    session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert "join was called twice" in refusal(join, model, torch.optim.SGD(model.parameters()))
-    with pytest.raises(ValueError, match="samples = 0"):
-        session.step(samples=0)
+    session = join(model, sgd(model))
+    assert "join was called twice" in refusal(join, model, sgd(model))
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: session.step(samples=0), "samples = 0"),
+        (lambda: session.step(samples=4, losses=torch.zeros(2)), r"shape \(2,\), not \(4,\)"),
+        (lambda: session.sampler([]), "empty"),
+        (lambda: session.evaluate(lambda given: {}, mode="up"), "mode"),
+        (lambda: session.evaluate(lambda given: {}, every=1e4), r"every = 10000\.0 must be an int"),  # type: ignore[arg-type]
+    ]
     for number in (4.0, "4", None, torch.tensor(4.0)):
-        with pytest.raises(ValueError, match=r"samples = .* must be an integer"):
-            session.step(samples=number)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"shape \(2,\), not \(4,\)"):
-        session.step(samples=4, losses=torch.zeros(2))
-    with pytest.raises(ValueError, match="empty"):
-        session.sampler([])
-    with pytest.raises(ValueError, match="mode"):
-        session.evaluate(lambda given: {}, mode="up")
-    with pytest.raises(ValueError, match=r"evaluate: every = 10000\.0 must be an integer"):
-        session.evaluate(lambda given: {}, every=1e4)  # type: ignore[arg-type]
+        calls.append((lambda n=number: session.step(samples=n), "samples = .* must be an integer"))  # type: ignore[misc]
+    for call, message in calls:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def frozen_meanwhile(model: nn.Module, session: Session) -> None:
+    session.average()
     model.requires_grad_(False)
     session.step(samples=BATCH)
 
@@ -579,31 +498,33 @@ def too_large_for_the_sampler(model: nn.Module, session: Session) -> None:
     session.step(samples=BATCH + 1)
 
 
+def draws(by_loss: bool = False) -> Does:
+    return lambda _, session: next(iter(session.sampler(range(NUM_SAMPLES), by_loss=by_loss)))
+
+
+WEIGHTS = {"stream_stride": 0, "sample_weights": np.ones(8, np.float32)}
+
+
+def test_model_that_is_not_finite_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="model: 'weight' has values that are not finite"):
+        Script(script_of(model=lambda: model_of(math.inf))).train(order_of())
+
+
 @pytest.mark.parametrize(
-    ("bad", "message"),
+    ("bad", "order", "message"),
     [
-        (frozen_meanwhile, "requires_grad of 'weight' has changed since join"),
-        (too_large_for_the_sampler, "5 samples, but session.batch_size is 4"),
+        (frozen_meanwhile, {}, "requires_grad of 'weight' has changed since join"),
+        (too_large_for_the_sampler, {}, r"5 samples, but session\.batch_size is 4"),
+        # the run chooses by loss
+        (lambda *_: None, {"stream_stride": 0}, "by_loss=True"),
+        (draws(), {"stream_stride": 0}, "by_loss=True"),
+        (draws(by_loss=True), WEIGHTS, "this run weighs samples, which scripts do not"),
     ],
 )
-def test_misuse_during_the_run_is_refused(
-    bad: Callable[[nn.Module, Session], None], message: str
-) -> None:
-    def main() -> None:
-        model = model_of()
-        session = join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        session.average()
-        bad(model, session)
-
-    script = Script(main)
-    with pytest.raises(UsageError, match=message.replace(".", r"\.")):
-        script.train(order_of(steps=1))
-
-
-def test_evaluating_worker_needs_a_function() -> None:
-    script = Script(adding(1.0), WorkerSpec("cpu", role="evaluate"))
-    with pytest.raises(UsageError, match=r"does not call session\.evaluate"):
-        script.exchange.joined.result(10)
+def test_misuse_during_the_run_is_refused(bad: Does, order: dict[str, Any], message: str) -> None:
+    script = Script(script_of(before=bad))
+    with pytest.raises(UsageError, match=message):
+        script.train(order_of(**order))
 
 
 def test_figures_that_are_no_numbers_are_left_out_with_one_warning_each() -> None:
@@ -616,10 +537,9 @@ def test_figures_that_are_no_numbers_are_left_out_with_one_warning_each() -> Non
         "huge": 10**400,
     }
     good = {"loss": np.float32(0.5), "f1": torch.tensor(0.25), "rank": True, "nan": math.nan}
-    script = Script(evaluating({**good, **bad, "two": torch.ones(2)}))
-    order = EvaluateOrder(1, 0, 1, state_record(model_of()))
+    script = Script(evaluating(lambda _: {**good, **bad, "two": torch.ones(2)}))
     with captured_log() as log:
-        reports = [script.exchange.evaluate(order) for _ in range(2)]
+        reports = [script.evaluate() for _ in range(2)]
     script.finish()
     found = reports[1].totals
     assert math.isnan(found.pop("nan"))
@@ -630,7 +550,6 @@ def test_figures_that_are_no_numbers_are_left_out_with_one_warning_each() -> Non
 
 @pytest.mark.parametrize("returned", [None, 0.5, "good", {}])
 def test_a_function_without_named_numbers_does_not_end_the_script(returned: object) -> None:
-    script = Script(evaluating(returned))
-    order = EvaluateOrder(1, 0, 1, state_record(model_of()))
-    assert script.exchange.evaluate(order).totals == {}
+    script = Script(evaluating(lambda _: returned))
+    assert script.evaluate().totals == {}
     script.finish()

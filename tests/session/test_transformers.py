@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from flower_blsgd.session.exchange import HERE, Exchange
 from flower_blsgd.worker.model_io import state_record
 
 from ..refusal import refusal
+from . import orders
 
 pytest.importorskip("transformers")
 transformers = import_transformers("")  # also with a torchvision that was built for another torch
@@ -48,11 +48,8 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    HERE.exchange, HERE.has_joined = None, False
-    yield
-    HERE.exchange, HERE.has_joined = None, False
 
 
 def rows(size: int = SIZE) -> list[dict[str, float]]:
@@ -84,13 +81,13 @@ class Launcher:
 
     def __init__(self, worker: str = "cpu", is_main: bool = True, **options: Any) -> None:
         self.exchange = Exchange(WorkerSpec(worker, **options), 0, 3, 16, is_main=is_main)
-        HERE.exchange = self.exchange
+        HERE.exchange, HERE.has_joined = self.exchange, False
         self.reports: list[TrainReport] = []
 
-    def run(self, script: Callable[[], None], *orders: Any, final: Any = None) -> None:
+    def run(self, script: Callable[[], None], *given: Any, final: Any = None) -> None:
         def give() -> None:
             self.exchange.joined.result(60)
-            for order in orders:
+            for order in given:
                 if isinstance(order, TrainOrder):
                     self.reports.append(self.exchange.train(order))
                 elif isinstance(order, EvaluateOrder):
@@ -112,21 +109,8 @@ def arrays_of(value: float) -> Any:
 
 
 def order_of(round: int, steps: int, progress: float, value: float = 0.0, batch: int = 4) -> Any:
-    return TrainOrder(
-        round=round,
-        local_steps=steps,
-        epoch=1,
-        batch_size=batch,
-        learning_rate=0.1,
-        seed=0,
-        deadline_seconds=0.0,
-        momentum_policy="keep",
-        indices=np.arange(steps * batch, dtype=np.int32),
-        arrays=arrays_of(value),
-        stream_start=(round - 1) * 5 * batch,
-        stream_stride=5 * batch,
-        progress=progress,
-    )
+    stream = {"stream_start": (round - 1) * 5 * batch, "stream_stride": 5 * batch}
+    return orders.order_of(round, steps, arrays_of(value), batch, progress=progress, **stream)
 
 
 def rates_of(trainer: Any) -> list[float]:
@@ -162,8 +146,8 @@ def test_each_order_has_its_steps_samples_and_learning_rate() -> None:
     launcher, trainer = Launcher(), trainer_of(max_steps=4)  # fewer than the orders have
     rates = rates_of(trainer)
     trainer.add_callback(BlsgdCallback(trainer))
-    orders = [order_of(n, 5, progress) for n, progress in ((1, 0.25), (2, 0.5), (3, 0.75))]
-    launcher.run(trainer.train, *orders)
+    given = [order_of(n, 5, progress) for n, progress in ((1, 0.25), (2, 0.5), (3, 0.75))]
+    launcher.run(trainer.train, *given)
     assert [(r.completed_steps, r.num_examples) for r in launcher.reports] == [(5, 20)] * 3
     assert launcher.exchange.joined.result().info.batch_size == 4  # although it came before a step
     assert rates == pytest.approx([0.075] * 5 + [0.05] * 5 + [0.025] * 5)
@@ -188,8 +172,8 @@ def test_a_checkpoint_of_the_trainer_continues_its_schedule() -> None:
     rates = rates_of(trainer)
     callback = BlsgdCallback(trainer)
     trainer.add_callback(callback)
-    orders = [order_of(1, 2, 0.0), order_of(2, 2, 1 / 3), order_of(3, 1, 2 / 3)]
-    launcher.run(lambda: trainer.train(resume_from_checkpoint="out/checkpoint-5"), *orders)
+    given = [order_of(1, 2, 0.0), order_of(2, 2, 1 / 3), order_of(3, 1, 2 / 3)]
+    launcher.run(lambda: trainer.train(resume_from_checkpoint="out/checkpoint-5"), *given)
     assert rates == pytest.approx([0.075] * 2 + [0.05] * 2 + [0.025])  # of step 5, 10 and 15
     assert trainer.state.global_step == 5 + 5
     # No sample is skipped, and the workers keep their own random numbers.
@@ -199,7 +183,6 @@ def test_a_checkpoint_of_the_trainer_continues_its_schedule() -> None:
     assert torch.initial_seed() == callback.session.seed % 2**32
     # A checkpoint at the end of the schedule would train with a rate of zero.
     Launcher()
-    HERE.has_joined = False
     trainer = trainer_of(max_steps=5)
     trainer.add_callback(BlsgdCallback(trainer))
     message = refusal(trainer.train, resume_from_checkpoint="out/checkpoint-5")
@@ -277,8 +260,8 @@ def test_the_trainer_of_the_main_worker_chooses_the_best_model() -> None:
     )
     trainer.add_callback(transformers.EarlyStoppingCallback(1))  # has no effect
     trainer.add_callback(BlsgdCallback(trainer))
-    orders = (order_of(n, 3, n / 4, value) for n, value in ((1, 0.0), (2, 1.0), (3, 0.2)))
-    launcher.run(trainer.train, *orders)
+    given = (order_of(n, 3, n / 4, value) for n, value in ((1, 0.0), (2, 1.0), (3, 0.2)))
+    launcher.run(trainer.train, *given)
     assert launcher.exchange.joined.result().info.evaluate_every == -1
     log = [row for row in trainer.state.log_history if "eval_loss" in row]
     assert [(row["step"], row["eval_loss"]) for row in log] == [
@@ -366,9 +349,9 @@ def test_the_trainer_of_trl() -> None:
     )
     trainer.add_callback(BlsgdCallback(trainer))
     arrays = state_record(trainer.model)
-    orders = [replace(order_of(n, 5, n / 4), arrays=arrays) for n in (1, 2, 3)]
+    given = [replace(order_of(n, 5, n / 4), arrays=arrays) for n in (1, 2, 3)]
     evaluation = EvaluateOrder(0, 0, 1, arrays)
-    launcher.run(trainer.train, *orders, evaluation, final=arrays)
+    launcher.run(trainer.train, *given, evaluation, final=arrays)
     assert [(r.completed_steps, r.num_examples) for r in launcher.reports] == [(5, 20)] * 3
     assert {"loss", "mean_token_accuracy"} <= launcher.figures.keys()
     assert trainer.state.global_step == 15

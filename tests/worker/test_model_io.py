@@ -101,14 +101,6 @@ def test_an_order_that_lies_otherwise_is_loaded_all_the_same(kind: str) -> None:
     assert state_of(own) == state_of(make_model(1))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_there_and_back_on_cuda() -> None:
-    own, order = make_model(2).to("cuda"), state_record(make_model(1))
-    load_state(own, order)
-    reply = state_record(own, like=order)
-    assert {n: a.numpy().flatten().tolist() for n, a in reply.items()} == state_of(make_model(1))
-
-
 # --- what is sent
 
 

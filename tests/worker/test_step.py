@@ -27,7 +27,6 @@ from flower_blsgd.worker.step import (
     use_precision,
 )
 
-from ..fake_cuda.log import recorded
 from .helpers import (
     close,
     data,
@@ -349,20 +348,3 @@ def test_overflow_at_every_scale_fails_the_order() -> None:
     sgd = sgd_of(0, precision="float16", loss=infinite)
     with pytest.raises(ValueError, match="the gradients overflow in float16 even with a loss"):
         sgd.run(independent_order(batch_size=8))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(
-    "optimizer", ["sgd", "adamw", lambda model: torch.optim.SGD(model.parameters())]
-)
-def test_float16_waits_for_the_card_once_per_step(optimizer: Any) -> None:
-    """The first two optimizers are fused, and the last one is not. Repeated steps count, too."""
-    settings: Any = {"precision": "float16", "optimizer": optimizer}
-    sgd = LocalSGD(small_model(), data(), device="cuda:0", **settings)
-    other_waits = set()
-    for local_steps in (1, 3, 6):
-        with recorded() as events:
-            report = sgd.run(order_of(1, local_steps=local_steps))
-        waits = sum(event.kind == "wait" for event in events)
-        other_waits.add(waits - local_steps - report.skipped_steps)
-    assert len(other_waits) == 1

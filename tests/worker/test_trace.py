@@ -1,4 +1,4 @@
-"""What `blsgd run --trace` leaves: torch's profiler trace of one round of every worker."""
+"""The profiler's trace of one round of a worker; `tests/test_task_runs.py` has a whole run."""
 
 import json
 from pathlib import Path
@@ -7,18 +7,9 @@ import pytest
 import torch
 
 from flower_blsgd import LocalSGD
-from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.worker.trace import traced
 
-from ..command import Command
 from .helpers import STEPS, data, order_of, same, small_model, warnings_in
-
-FIRST, LAST = usable_cores()[0], usable_cores()[-1]
-SETTINGS = (
-    "epochs=1 local-steps-fast=16 local-steps-slow=4 batch-size=16 threads=1 seed=3 "
-    f"workers='1x cpu:{LAST} slow name=tortoise; 1x cpu:{FIRST} fast'"
-)
-"""(16 + 4) x 16 = 320 of 1,437 samples a round: 4 rounds."""
 
 
 def operators(file: Path) -> list[str]:
@@ -56,16 +47,3 @@ def test_trace_that_cannot_be_written_costs_one_line_and_an_order_that_fails_lea
     with traced(file, 2):  # the profiler can be used again
         torch.ones(1)
     assert "aten::ones" in operators(file)
-
-
-@pytest.mark.processes
-def test_traced_run_has_a_file_for_every_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blsgd: Command
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    printed = blsgd("run", "-c", SETTINGS, "--trace", "-s", "out=traced")
-    assert f"traces of one round: {tmp_path}/traced/trace (open them in ui.perfetto.dev)" in printed
-    files = sorted(Path("traced/trace").iterdir())
-    assert [file.name for file in files] == ["worker-0.json", "worker-1.json"]
-    steps = [operators(file).count("Optimizer.step#SGD.step") for file in files]
-    assert steps == [4, 16]
