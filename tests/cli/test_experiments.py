@@ -218,8 +218,8 @@ def test_compare_varies_a_setting_of_one_algorithm_or_of_several(
     ]
 
 
-def test_compare_measures_trains_and_writes(
-    measured: list[LocalGrid], trained: FakeTrain, printed: Printed
+def test_compare_measures_trains_and_writes_and_goes_on(
+    measured: list[LocalGrid], trained: FakeTrain, printed: Printed, refused: Refused
 ) -> None:
     out = f"{'very-' * 30}long"
     lines = printed(*COMPARE, "--seeds", "0,1", "--budget", "3epochs", "--out", out)
@@ -233,24 +233,12 @@ def test_compare_measures_trains_and_writes(
     assert {(config.epochs, config.name) for config in trained.configs} == {(3, "digits")}
     # A long path, too, is printed in one line.
     assert lines[-1] == f"in {out}: comparison.md, comparison.csv, comparison.png"
-
-
-def test_compare_again_trains_and_measures_nothing(
-    folder: Path, measured: list[LocalGrid], trained: FakeTrain, printed: Printed, refused: Refused
-) -> None:
-    printed(*COMPARE, "--seeds", "0")
-    before = contents(folder)
-    lines = printed(*COMPARE, "--seeds", "0")
-    assert (len(measured), len(trained.trained)) == (1, 2)
-    assert contents(folder) == before
-    assert sum("finished before" in line for line in lines) == 2
-    # With other settings it is refused, with more algorithms and seeds it goes on.
-    for settings, epochs in ((["-s", "epochs=3"], 3), (["--budget", "9s"], NO_LIMIT)):
-        line = refused(*COMPARE, "--seeds", "0", *settings)
-        assert f"holds a comparison with epochs = 15, not {epochs}" in line
-    printed(*COMPARE, "--algorithms", "dlb,fednova", "--seeds", "1")
-    assert trained.trained[2:] == [("dlb", 1), ("fednova", 1)]
-    assert len(measured) == 1
+    for budget, epochs in (("4epochs", 4), ("9s", NO_LIMIT)):
+        line = refused(*COMPARE, "--budget", budget, "--out", out)
+        assert f"holds a comparison with epochs = 3, not {epochs}" in line
+    again = ("--algorithms", "dlb,fednova", "--seeds", "1", "--budget", "3epochs", "--out", out)
+    printed(*COMPARE, *again)
+    assert (trained.trained[4:], len(measured)) == ([("fednova", 1)], 1)
 
 
 def test_compare_refuses_speeds_in_its_folder_that_are_not_of_its_workers(

@@ -1,75 +1,14 @@
-"""Dataclasses to and from records, and records made without Flower's checks."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+"""Records made without Flower's checks."""
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flower_blsgd.fields import to_record
-from flower_blsgd.protocol import ProtocolError
 from flower_blsgd.protocol.records import (
-    from_wire,
     records_of,
     unchecked_content,
     unchecked_record,
 )
-
-
-@dataclass
-class Example:
-    """One field of each kind."""
-
-    max_steps: int = field(metadata={"limits": 1})
-    seconds: float = field(metadata={"limits": 0})
-    loss: float = field(metadata={"limits": None})
-    name: str
-    tier: Literal["", "slow"]
-    wanted: bool
-    norms: Sequence[float]
-    arrays: object = field(default=None, metadata={"wire": False})
-
-
-EXAMPLE = Example(3, 0.5, 2.0, "x", "slow", True, (1.0, 2.0))
-
-
-def test_dataclass_survives_a_record() -> None:
-    record = ConfigRecord(to_record(EXAMPLE))
-    assert set(record) == {"max-steps", "seconds", "loss", "name", "tier", "wanted", "norms"}
-    found = from_wire(Example, record)
-    assert found == {
-        "max_steps": 3,
-        "seconds": 0.5,
-        "loss": 2.0,
-        "name": "x",
-        "tier": "slow",
-        "wanted": True,
-        "norms": [1.0, 2.0],
-    }
-    whole = from_wire(Example, {**record, "seconds": 2, "norms": [1], "loss": np.inf})
-    assert (type(whole["seconds"]), type(whole["norms"][0])) == (float, float)
-    assert whole["loss"] == np.inf
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *[("max-steps", value) for value in (3.0, "3", True, None, 0, 2**63)],
-        *[("seconds", value) for value in ("fast", True, None, -0.1, np.nan, np.inf, 10**400)],
-        *[("name", value) for value in (1, b"x", None)],
-        *[("tier", value) for value in ("fast", 1, None)],
-        *[("wanted", value) for value in (1, "yes", None)],
-        *[("norms", value) for value in (1.0, ["a"], [True], None)],
-    ],
-)
-def test_value_that_is_missing_or_not_allowed_is_refused_by_name(key: str, value: Any) -> None:
-    record = to_record(EXAMPLE) | {key: value}
-    if value is None:
-        del record[key]
-    with pytest.raises(ProtocolError, match=key):
-        from_wire(Example, record)
 
 
 @pytest.mark.parametrize(
