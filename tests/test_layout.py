@@ -32,7 +32,7 @@ ARROWS = {
     "flower": {"errors"},
     # of devices the table of worker options
     "protocol": {"devices", "flower", "errors", "fields"},
-    "engines": {"devices", "flower", "errors", "files", "processes"},
+    "engines": {"devices", "flower", "errors", "fields", "files", "processes"},
     "worker": {"protocol", "algorithm", "devices", "flower", "errors", "processes"},
     "data": {"errors", "files"},
     "models": {"data", "errors"},  # of data only whether the hub answers

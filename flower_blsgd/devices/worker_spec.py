@@ -228,18 +228,14 @@ def worker_from_node_config(node_config: NodeConfig, machine: Machine | None = N
 
 
 def warn_of_unknown_keys(node_config: NodeConfig) -> None:
-    """Log each key of a node config that this library does not know, once per process.
+    """Log each key of a node config that this library does not know.
 
     A custom ClientApp may have its own keys, so they are not refused.
     """
     known = {*_NODE_KEYS, *OPTIONS}
     for key in node_config.keys() - known:
-        _warn_of_unknown_key(key, nearest(key, known))
-
-
-@functools.cache
-def _warn_of_unknown_key(key: str, hint: str) -> None:
-    _LOG.warning("node config: the key %s is unknown and ignored; %s", key, hint)
+        hint = nearest(key, known)
+        _LOG.warning("node config: the key %s is unknown and ignored; %s", key, hint)
 
 
 # --- the grammar ------------------------------------------------------------------------------

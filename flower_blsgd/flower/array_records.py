@@ -196,6 +196,11 @@ class Layout:
         """Size of the memory in bytes."""
         return self.ends[-1] if self.kinds else 0
 
+    def views(self, memory: AnyArray) -> list[AnyArray]:
+        """Return the arrays in a piece of memory (uint8)."""
+        places = self.places
+        return [np.ndarray(shape, dtype, memory, offset) for *_, dtype, shape, offset in places]
+
     @functools.cached_property
     def runs(self) -> list[tuple[np.dtype[Any], int, int]]:
         """Neighbours of the same dtype as one array: dtype, offset and number of elements."""

@@ -71,23 +71,11 @@ def several_devices(client_app: str, app_dir: Path) -> Mod:
 
         app = ClientApp(mods=[several_devices(f"{__name__}:app", Path(__file__).parents[1])])
     """
-    node = _Node(client_app, app_dir)
-
-    def answer_or_call_next(
-        message: Message, context: Context, call_next: ClientAppCallable
-    ) -> Message:
-        if DEVICES not in context.node_config:
-            return call_next(message, context)
-        try:
-            return node.answer(message, context)
-        except UsageError as error:  # without a traceback
-            return Message(Error(RAISED, str(error)), reply_to=message)
-
-    return answer_or_call_next
+    return _SeveralDevices(client_app, app_dir)
 
 
-class _Node:
-    """The local grid of this process's node, which exists until the node's stream ends."""
+class _SeveralDevices:
+    """The mod, with the local grid of this process's node until the node's stream ends."""
 
     # A stream may end during a message. A class attribute, since Flower's simulation pickles the
     # app, and a lock cannot be pickled.
@@ -97,7 +85,15 @@ class _Node:
         self._client_app, self._app_dir = client_app, app_dir
         self._grid: LocalGrid | None = None
 
-    def answer(self, message: Message, context: Context) -> Message:
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if DEVICES not in context.node_config:
+            return call_next(message, context)
+        try:
+            return answer(message, context, self._running_grid(context))
+        except UsageError as error:  # without a traceback
+            return Message(Error(RAISED, str(error)), reply_to=message)
+
+    def _running_grid(self, context: Context) -> LocalGrid:
         if not has_stream():
             raise UsageError(
                 f"devices = {context.node_config[DEVICES]!r} in the node config needs a session, "
@@ -107,8 +103,7 @@ class _Node:
             if self._grid is None:
                 self._grid = node_grid(context, self._client_app, self._app_dir)
                 at_stream_end(self._close)
-            grid = self._grid
-        return answer(message, context, grid)
+            return self._grid
 
     def _close(self) -> None:
         with self._lock:

@@ -258,8 +258,8 @@ def _place_arrays(record: ArrayRecord, pool: BufferPool) -> _Placed | None:
 
 def filled(memory: BlockMemory, layout: Layout, arrays: Iterable[AnyArray]) -> BlockMemory:
     """Copy arrays into the memory of their layout, and return it."""
-    for (*_, dtype, shape, offset), elements in zip(layout.places, arrays, strict=True):
-        np.ndarray(shape, dtype, memory, offset)[...] = elements
+    for view, elements in zip(layout.views(memory), arrays, strict=True):
+        view[...] = elements
     return memory
 
 

@@ -69,8 +69,7 @@ class Shipped(NamedTuple):
         for setting in self.settings:
             setting()
         memory = channel.attached[self.block].copy_on_write().memory()
-        places = Layout.of(self.kinds).places
-        arrays = [np.ndarray(shape, dtype, memory, at) for *_, dtype, shape, at in places]
+        arrays = Layout.of(self.kinds).views(memory)
         content = _WithArrays(self.body, arrays).load()
         for name in self.modules:
             importlib.import_module(name)

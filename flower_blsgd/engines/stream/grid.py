@@ -325,7 +325,7 @@ class Membership:
     """
 
     def __init__(
-        self, grid: Grid, server: StreamServer, addresses: list[str], wire_dtype: str
+        self, grid: Grid, server: StreamServer, addresses: list[str], wire_dtype: WireDtype
     ) -> None:
         self._grid, self._server = grid, server
         self._addresses, self._wire_dtype = addresses, wire_dtype

@@ -3,10 +3,12 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from typing import cast
+from dataclasses import asdict, dataclass, field
 
 from flwr.app import ConfigRecord, Message, RecordDict
+
+from ...fields import FieldError, from_record
+from .encoded_arrays import WireDtype
 
 STREAM_MESSAGE = "train.session"
 """The type of the Flower message that opens a stream."""
@@ -28,7 +30,7 @@ class StreamRequest:
     addresses: list[str]
     certificate: bytes
     token: bytes
-    wire_dtype: str = "float32"
+    wire_dtype: WireDtype = field(default="float32", metadata={"key": "wire_dtype"})
 
     def to_records(self) -> RecordDict:
         """Return the content of the message."""
@@ -46,17 +48,13 @@ class StreamRequest:
                 f"the server opens sessions of version {record.get('version')!r} and this node "
                 f"knows {_VERSION}; install the same flower-blsgd on both"
             )
-        found = {name: value for name, value in record.items() if name != "version"}
-        kinds = {name: type(value) for name, value in found.items()}
-        addresses = found.get("addresses")
-        if (
-            kinds != {"addresses": list, "certificate": bytes, "token": bytes, "wire_dtype": str}
-            or not addresses
-            or not all(isinstance(address, str) for address in cast(list[object], addresses))
-            or found["wire_dtype"] not in ("float32", "bfloat16", "float16")
-        ):
+        try:
+            request = cls(**from_record(cls, record))
+        except FieldError:
+            request = None
+        if request is None or not request.addresses:
             raise ValueError("the request for a session cannot be read")
-        return cls(**found)  # type: ignore[arg-type]
+        return request
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,7 @@ def over_flower(content: RecordDict) -> Message:
     [
         *({name: None} for name in ("version", "addresses", "certificate", "token")),
         *({"addresses": value} for value in ([], "10.0.0.5:9100", [1, 2])),
-        *({"token": "text"}, {"certificate": 1}, {"wire_dtype": "int8"}, {"more": 1}),
+        *({"token": "text"}, {"certificate": 1}, {"wire_dtype": "int8"}),
         {"version": 99},
     ],
     ids=str,
