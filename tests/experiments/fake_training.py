@@ -29,14 +29,13 @@ def write_run(config: RunConfig, accuracy: float = 0.875, **summary: Any) -> Pat
 class FakeTrain:
     """Records the settings it is called with, writes a run's folder, and fails where it should.
 
-    Parameters
-    ----------
-    fates : mapping of (str, int) to BaseException
-        By algorithm and seed: the error to raise, after writing the run as interrupted.
+    `fates` has errors by algorithm and seed, which are raised after writing the run as interrupted.
     """
 
-    def __init__(self, fates: Mapping[tuple[str, int], BaseException] | None = None) -> None:
-        self.fates = dict(fates or {})
+    def __init__(
+        self, fates: Mapping[tuple[str, int], BaseException] | None = None, **summary: Any
+    ) -> None:
+        self.fates, self.summary = dict(fates or {}), summary
         self.configs: list[RunConfig] = []
 
     @property
@@ -46,6 +45,7 @@ class FakeTrain:
     def __call__(self, config: RunConfig, *_: Any) -> None:
         self.configs.append(config)
         fate = self.fates.pop((config.algorithm, config.seed), None)
-        write_run(config, 0.9 + 0.001 * config.seed, interrupted=fate is not None)
+        final = 0.9 + 0.001 * config.seed
+        write_run(config, final, interrupted=fate is not None, **self.summary)
         if fate is not None:
             raise fate

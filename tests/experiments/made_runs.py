@@ -5,6 +5,7 @@ from typing import Any
 
 from flower_blsgd.algorithm.catalog import ALGORITHMS as CATALOG
 from flower_blsgd.experiments.comparison import Run
+from flower_blsgd.results.metric import Metric
 
 ALGORITHMS = tuple(CATALOG)
 
@@ -28,15 +29,10 @@ def made_run(
     With another `metric_name` the accuracies are values of that metric.
     """
     device = device_seconds_per_epoch
-    name, mode = values.get("metric_name", "accuracy"), values.get("metric_mode", "max")
-    scale = 100 if name == "accuracy" else 1
-    shown = [None if value is None else scale * value for value in accuracies]
+    metric = Metric.of(values)
+    shown = [None if value is None else metric.scale * value for value in accuracies]
     known = [value for value in accuracies if value is not None]
-    best = (min if mode == "min" else max)(known, default=None)
-    ends = {"accuracy": accuracies[-1], "best_accuracy": best, "metric": None, "best_metric": None}
-    if name != "accuracy":
-        ends = {"accuracy": None, "best_accuracy": None, "metric": accuracies[-1],
-                "best_metric": best}  # fmt: skip
+    best = (min if metric.sign < 0 else max)(known, default=None)
     rows = [
         {
             "epoch": float(number),
@@ -53,11 +49,11 @@ def made_run(
         "seed": seed,
         "rows": rows,
         "task": "digits",
-        **ends,
-        "metric_name": name,
-        "metric_mode": mode,
+        **metric.columns(accuracies[-1]),
+        **metric.columns(best, "best_"),
+        **metric.description,
         "value": shown[-1],
-        "best_value": None if best is None else scale * best,
+        "best_value": None if best is None else metric.scale * best,
         "loss": 0.25,
         "training_seconds": rows[-1]["training_seconds"],
         "device_seconds": rows[-1]["device_seconds"],

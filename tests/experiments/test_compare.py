@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from flwr.serverapp.exception import AggregationError
 from flower_blsgd.algorithm.catalog import ALGORITHMS
 from flower_blsgd.cli.experiments import read_algorithms, read_seeds, with_budget
 from flower_blsgd.config import RunConfig
+from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments import compare
 from flower_blsgd.experiments.compare import (
@@ -26,6 +28,7 @@ from flower_blsgd.experiments.comparison import Run
 from flower_blsgd.strategy.budget import NO_LIMIT
 
 from ..cli.conftest import contents
+from ..refusal import refusal
 from .fake_training import FakeTrain, write_run
 
 A, B, C = "sync-sgd", "dlb", "fednova"
@@ -221,39 +224,19 @@ def test_folder_holds_the_settings_in_common_and_goes_on_with_what_varies(folder
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"epochs": 3}, "epochs = 2, not 3"),
-        ({"workers": "2x cpu"}, "workers = 'auto', not '2x cpu'"),
-    ],
-)
-def test_folder_with_other_settings_is_refused_and_not_touched(
-    folder: Path, changes: dict[str, Any], words: str
-) -> None:
-    before = contents(folder)
-    with pytest.raises(UsageError) as error:
-        check_folder(folder, RunConfig(**{"epochs": 2, "batch_size": 8, **changes}))
-    line = str(error.value)
-    assert line == f"{folder} holds a comparison with {words}; choose another folder"
-    assert contents(folder) == before
-
-
 def test_setting_that_is_not_in_the_folder_has_its_default(folder: Path) -> None:
     lines = (folder / SETTINGS).read_text().splitlines()
     kept = [line for line in lines if not line.startswith("rebalance")]
     (folder / SETTINGS).write_text("\n".join(kept))
     check_folder(folder, CONFIG)
-    with pytest.raises(UsageError, match="with rebalance = False, not True"):
-        check_folder(folder, replace(CONFIG, rebalance=True))
+    line = refusal(check_folder, folder, replace(CONFIG, rebalance=True))
+    assert line.endswith("with rebalance = False, not True; choose another folder")
 
 
 @pytest.mark.parametrize("text", [b"epochs = ", b"x = " + b"[" * 5_000, b"\xff\xfe", b"x = 1"])
 def test_folder_with_settings_that_cannot_be_read_is_refused(folder: Path, text: bytes) -> None:
     (folder / SETTINGS).write_bytes(text)
-    with pytest.raises(UsageError, match="cannot be read") as error:
-        check_folder(folder, CONFIG)
-    assert "\n" not in str(error.value)
+    assert "cannot be read" in refusal(check_folder, folder, CONFIG)
 
 
 def test_folder_that_cannot_take_a_comparison_is_refused(tmp_path: Path) -> None:
@@ -261,10 +244,32 @@ def test_folder_that_cannot_take_a_comparison_is_refused(tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     before = contents(tmp_path)
     for attempt in (check_folder, open_folder):
-        with pytest.raises(UsageError, match="cannot be made"):
-            attempt(tmp_path / "file" / "below", CONFIG)
+        assert "cannot be made" in refusal(attempt, tmp_path / "file" / "below", CONFIG)
     check_folder(tmp_path / "deep" / "down", CONFIG)  # can be made, and is not yet
     assert contents(tmp_path) == before
+
+
+# --- the target
+
+
+def test_target_is_an_accuracy_or_a_value_of_another_metric(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = SimpleNamespace(metric_name="rmse", num_train=64)
+    train = FakeTrain(metric_name="rmse", metric_mode="min")
+    monkeypatch.setattr(compare, "load_own_task", lambda config: task)
+    monkeypatch.setattr(compare, "train_quietly", train)
+    monkeypatch.setattr(compare, "write_comparison", lambda *_: None)
+    core = usable_cores()[0]
+    workers = f"cpu:{core} fast seconds-per-step=1; cpu:{core} slow seconds-per-step=2"
+    arguments = replace(CONFIG, workers=workers), (A, B), [0], tmp_path / "compared"
+    found = compare.compare(*arguments, 50.0, lines.append)
+    assert (found.target, found.metric.name, found.reference) == (50.0, "rmse", A)
+    assert "done, rmse 0.9 after" in lines[1]
+    task.metric_name = "accuracy"
+    for target in (float("nan"), float("-inf"), 50.0):
+        line = refusal(compare.compare, *arguments, target, print)
+        assert line.endswith("must be an accuracy in (0, 1], or a finite value of another metric")
 
 
 # --- what is typed; `tests/cli` has what is refused
@@ -295,9 +300,7 @@ def test_budget(text: str, epochs: int, seconds: float) -> None:
     "text", ["", "10", "epochs", "-5s", "0s", "5 m", "nans", "60sec", "1.5epochs", "9" * 400 + "s"]
 )
 def test_budget_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError) as error:
-        with_budget(CONFIG, text)
-    assert "\n" not in str(error.value)
+    refusal(with_budget, CONFIG, text)
 
 
 def test_algorithms_and_seeds() -> None:

@@ -280,13 +280,11 @@ def test_folder_that_is_none_of_this_version_is_refused(
     assert not (tmp_path / "x.html").exists()
 
 
-def test_summary_of_another_version_is_refused(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "x", workers=[{}])
-    line = refusal(write, folder, tmp_path / "x.html")
-    assert "use the version of flower-blsgd that wrote it" in line
-
-
 @pytest.mark.usefixtures("no_pictures")
-def test_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "x")
+def test_summary_of_another_version_and_a_file_that_cannot_be_written_are_refused(
+    tmp_path: Path,
+) -> None:
+    other, folder = run_folder(tmp_path / "other", workers=[{}]), run_folder(tmp_path / "x")
+    line = refusal(write, other, tmp_path / "x.html")
+    assert "use the version of flower-blsgd that wrote it" in line
     assert "cannot be written: " in refusal(write, folder, tmp_path / "none" / "x.html")
