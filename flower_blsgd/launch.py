@@ -130,8 +130,8 @@ def train_script(grid: Grid, config: RunConfig, view: ProgressView | None = None
         )
     config.check_script()
     recorder = train_on(grid, config, view, load=_workload)
-    if recorder.arrays is not None:
-        _end_scripts(grid, recorder, recorder.arrays)
+    if recorder.history.arrays is not None:
+        _end_scripts(grid, recorder, recorder.history.arrays)
     return recorder
 
 

@@ -31,7 +31,8 @@ from .results.events import require_tensorboard
 from .results.folder import RunFolder
 from .results.metric import Metric, split_of
 from .results.progress import ProgressView
-from .results.recorder import RunRecorder, own_warnings
+from .results.recorder import RunRecorder
+from .results.run_log import own_warnings
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.budget import Budget
 from .strategy.connector import assume_speeds
@@ -126,7 +127,7 @@ def _train(
         checkpoints = Checkpoints(grid, strategy, recorder)
         evaluation = _Evaluation(grid, config, work, strategy, recorder, checkpoints)
         with checkpoints.written(locked=resumed is not None):
-            if not recorder.why_over:  # else it was killed before its results were written
+            if not recorder.history.why_over:  # else it was killed before its results were written
                 _train_rounds(grid, strategy, arrays, last_round, recorder, checkpoints, evaluation)
         traces = recorder.folder.path / "trace"
         if config.trace and traces.is_dir():  # written in round 2
@@ -152,7 +153,7 @@ def _train_rounds(
         late = evaluation.late_result(is_last)
         if late is None:
             return False
-        stops = recorder.add_result(late)
+        stops = recorder.add_epoch(late)
         checkpoints.save(late)
         return stops
 
@@ -167,7 +168,7 @@ def _train_rounds(
         return stops or over
 
     budget = Budget.of_run(config)
-    if recorder.evaluation_missing:  # the run that is resumed ended before it
+    if recorder.history.evaluation_missing:  # the run that is resumed ended before it
         over = bool(budget.used_up(planner.used, planner.epoch_ended))
         if end_epoch(EpochEnd(planner.epoch, last_round, arrays), over):
             return
@@ -306,7 +307,7 @@ def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder) -> None:
     if any(worker.profile.seconds_per_step for worker in workers):
         prediction = predict_run(strategy, workers)
         if prediction is not None:  # all speeds are known
-            recorder.predicted = {
+            recorder.history.predicted = {
                 "clock": recorder.config.clock,
                 "round_seconds": prediction.round_seconds,
                 "epoch_seconds": prediction.epoch_seconds,
@@ -498,7 +499,7 @@ class _Evaluation:
                     f"task = {self._config.task!r}: evaluating after round {end.round} raised "
                     f"{type(error).__name__}: {first_line(error)}"
                 ) from error
-            self._recorder.durations.evaluation_seconds += time.perf_counter() - began
+            self._recorder.history.durations.evaluation_seconds += time.perf_counter() - began
         return replace(end, metrics=metrics)
 
 

@@ -12,12 +12,10 @@ import pytest
 
 from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.engines.local.grid import LocalGrid
-from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import make_local_grid, train_on
 from flower_blsgd.strategy.budget import Budget
-from flower_blsgd.strategy.round_metrics import RoundRecord
 
 from .grids.processes import process_ids, wait_until
 from .log_capture import captured_log
@@ -25,20 +23,6 @@ from .test_run import config_of
 
 CORE = min(usable_cores())
 FAST = f"1x cpu:{CORE} fast"
-
-
-class View(ProgressView):
-    """Prints nothing, and calls a function after every round."""
-
-    def __init__(self, do: Callable[[int], object]) -> None:
-        super().__init__(Budget(4))
-        self._do = do
-
-    def say(self, line: str) -> None:
-        self.log(line)
-
-    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
-        self._do(record.round)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +33,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(workers: str, do: Callable[[LocalGrid, int], object] = lambda *_: None) -> RunRecorder:
     config = config_of(sampler="uniform", workers=workers, epochs=3, min_workers=1)
     with make_local_grid(config) as grid:
-        return train_on(grid, config, View(lambda server_round: do(grid, server_round)))
+        view = ProgressView(
+            Budget(4), lines=False, on_round_end=lambda record: do(grid, record.round)
+        )
+        return train_on(grid, config, view)
 
 
 @functools.cache

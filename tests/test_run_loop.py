@@ -60,11 +60,10 @@ class Seen:
         recorder: Any = SimpleNamespace(
             config=RunConfig(**settings),
             folder=SimpleNamespace(path=None),
-            evaluation_missing=False,
+            history=SimpleNamespace(evaluation_missing=False, predicted=None),
             say=lambda line: None,
             add_round=lambda record, measures: self.calls.append(("round", record.round)),
             add_epoch=self._add,
-            add_result=self._add,
         )
         checkpoints: Any = SimpleNamespace(
             after_round=lambda server_round, arrays: self.calls.append(

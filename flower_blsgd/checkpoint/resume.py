@@ -42,12 +42,12 @@ class ResumedRun:
         arrays, last_round = restore(strategy, self.checkpoint, model)
         with _readable(self.checkpoint):
             state = self.checkpoint.values[RUN]
-            recorder.resume(RunFolder(self.folder), state["recorder"], last_round, arrays)
+            recorder.history.resume(RunFolder(self.folder), state["recorder"], last_round, arrays)
             now = versions()
             if other := {k: v for k, v in state["versions"].items() if now.get(k, v) != v}:
                 self.notes.append(f"  written with {other!s:.200}: results may differ in bits")
-        if (why := recorder.why_over) and (self.folder / "summary.json").exists():
-            command = resume_command(self.config, self.folder, recorder.setting_for_more)
+        if (why := recorder.history.why_over) and (self.folder / "summary.json").exists():
+            command = resume_command(self.config, self.folder, recorder.history.setting_for_more)
             raise UsageError(f"{_shown(self.folder)} is finished: {why}; to continue, {command}")
         self.restored = True
         for line in (f"resuming {self.folder} after round {last_round}", *self.notes):

@@ -88,7 +88,7 @@ class Checkpoints:
         """Write a checkpoint after the result of a model, and the model if it is the best."""
         if not end.late:
             self._last = end.round, end.arrays
-        best = self._recorder.best
+        best = self._recorder.history.best
         if best is not None and best.round == end.round:
             # Before the checkpoint that names it, so that the two agree even after a kill.
             self._store.save_best(end.arrays, end.round, best.value)
@@ -101,8 +101,8 @@ class Checkpoints:
         The model may be an older one, whose async evaluation failed.
         """
         self._last = self._last or (server_round, arrays)
-        self._recorder.arrays = self._last[1]
-        self._recorder.start_clock(time.monotonic())  # of a run resumed with an evaluation
+        self._recorder.history.arrays = self._last[1]
+        self._recorder.history.start_clock(time.monotonic())  # of a run resumed with an evaluation
         self._before_evaluation = self._save()
         self._evaluating = True
         try:
@@ -124,12 +124,12 @@ class Checkpoints:
         checkpoint.values[RUN] = {
             "config": dataclasses.replace(self._config, resume="").to_run_config(),
             "versions": versions(),
-            "recorder": self._recorder.state_dict(),
+            "recorder": self._recorder.history.state_dict(),
         }
         self._saved_round = self._last[0]
         self._store.save(checkpoint, self._saved_round)
         self._due = time.monotonic() + 60 * self._config.checkpoint_minutes
-        self._recorder.durations.checkpoint_seconds += time.perf_counter() - began
+        self._recorder.history.durations.checkpoint_seconds += time.perf_counter() - began
         return checkpoint
 
     # --- Ctrl-C, SIGTERM and SIGHUP

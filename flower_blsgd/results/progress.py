@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,8 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from ..strategy.budget import NO_LIMIT, Budget
 from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, shown_late
-from .metric import ACCURACY
-from .metrics import RunMetrics
+from .history import RunHistory
 
 OnRoundEnd = Callable[[RoundRecord], object]
 OnEpochEnd = Callable[[EpochRow], object]
@@ -33,7 +32,7 @@ class ProgressView:
     """Shows epoch, round, accuracy, samples per second, waiting shares and the time left.
 
     It prints one line per epoch. In a terminal, a live line below them is rewritten after every
-    round. Permanent lines are printed only with `lines`, but passed to `log` in any case. `console`
+    round. Permanent lines are printed only with `lines`. `console`
     is standard output by default. The callbacks get each record after a round, each row after an
     epoch or a late result, and the path of the results folder when there is one.
     """
@@ -47,8 +46,6 @@ class ProgressView:
         on_epoch_end: OnEpochEnd | None = None,
         on_folder: Callable[[Path], object] | None = None,
     ) -> None:
-        self.metric = ACCURACY
-        self.log: Callable[[str], object] = lambda line: None
         self._budget, self._lines = budget, lines
         self._on_round_end, self._on_epoch_end = on_round_end, on_epoch_end
         self.on_folder: Callable[[Path], object] = on_folder or (lambda path: None)
@@ -69,8 +66,7 @@ class ProgressView:
         self._pace = ""
 
     def say(self, line: str) -> None:
-        """Print a permanent line, and pass it to `log`; the loss of the screen is no error."""
-        self.log(line)
+        """Print a permanent line; the loss of the screen is no error."""
         if self._lines:
             encoding = self._console.encoding
             shown = line.encode(encoding, "replace").decode(encoding)
@@ -90,8 +86,9 @@ class ProgressView:
             self._live.start()
             self._live.add_task("starting the workers", total=1.0)
 
-    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
-        """Show a finished round, which `metrics` already contains."""
+    def add_round(self, record: RoundRecord, history: RunHistory) -> Iterable[str]:
+        """Show a finished round, which the history already contains."""
+        metrics = history.metrics
         examples = sum(row.num_examples for row in record.workers)
         shares = {"fast": metrics.waiting_share(True, last_round=True)}
         shares["slow"] = metrics.waiting_share(False, last_round=True)
@@ -116,26 +113,27 @@ class ProgressView:
             self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
         if self._on_round_end is not None:
             self._on_round_end(record)
+        return ()
 
     @staticmethod
     def _epoch(record: RoundRecord, left: int) -> float:
         return record.epoch - 1 + (record.round_in_epoch - left) / record.rounds_in_epoch
 
-    def epoch(self, row: EpochRow) -> None:
-        """Print the line of a finished epoch, or of a result that arrived later."""
+    def add_epoch(self, row: EpochRow, history: RunHistory) -> Iterable[str]:
+        """Return the line of a finished epoch, or of a result that arrived later."""
         width = len(self._of_epochs) - 1 if self._of_epochs else 3
-        shown = self.metric.measured(row.value)
+        shown = history.metric.measured(row.value)
         accuracy = [shown] if shown else []
         number = f"epoch {row.epoch:{width}}{self._of_epochs}"
         if row.late:
-            self.say("  ".join([number, *accuracy, f"(arrived {shown_late(row.late)} later)"]))
+            yield "  ".join([number, *accuracy, f"(arrived {shown_late(row.late)} later)"])
         else:
             loss = [] if math.isnan(row.train_loss) else [f"train loss {row.train_loss:.4f}"]
-            self.say(self._line(number, *accuracy, *loss))
+            yield self._line(number, *accuracy, *loss)
         if self._on_epoch_end is not None:
             self._on_epoch_end(row)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Remove the live line; may be called twice."""
         if self._live is not None:
             with contextlib.suppress(OSError):

@@ -38,7 +38,6 @@ from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.run import train_on
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.connector import Connector
-from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.tasks import register_task
 from flower_blsgd.tasks.task import correct
 
@@ -75,13 +74,10 @@ class View(ProgressView):
 
     def __init__(self, at: int = 0, do: Callable[[], object] = lambda: None) -> None:
         self.screen = io.StringIO()
-        super().__init__(Budget(3), Console(file=self.screen, width=1000))
-        self._at, self._do = at, do
-
-    def round(self, record: RoundRecord, metrics: Any) -> None:
-        super().round(record, metrics)
-        if record.round == self._at:
-            self._do()
+        console = Console(file=self.screen, width=1000)
+        super().__init__(
+            Budget(3), console, on_round_end=lambda record: record.round == at and do()
+        )
 
     @property
     def lines(self) -> list[str]:

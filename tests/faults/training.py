@@ -10,7 +10,6 @@ from rich.console import Console
 from flower_blsgd.config import RunConfig
 from flower_blsgd.engines.local.fork_server import start_fork_server
 from flower_blsgd.engines.local.grid import LocalGrid
-from flower_blsgd.results.metrics import RunMetrics
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.run import make_local_grid, train_on
 from flower_blsgd.strategy.budget import Budget
@@ -40,19 +39,6 @@ PATIENCE_SECONDS = 3.0
 OnRound = Callable[[RoundRecord, LocalGrid], object]
 
 
-class _View(ProgressView):
-    """Shows nothing, and calls back after every round."""
-
-    def __init__(self, config: RunConfig, grid: LocalGrid, on_round: OnRound | None) -> None:
-        super().__init__(Budget.of_run(config), Console(quiet=True))
-        self._grid, self._on_round = grid, on_round
-
-    def round(self, record: RoundRecord, metrics: RunMetrics) -> None:
-        super().round(record, metrics)
-        if self._on_round is not None:
-            self._on_round(record, self._grid)
-
-
 def train(
     folder: Path,
     faults: Faults | None = None,
@@ -67,7 +53,12 @@ def train(
     given = {key.replace("_", "-"): value for key, value in settings.items()}
     config = RunConfig.from_run_config({**SETTINGS, "out": str(folder), **given})
     with short_patience(patience), make_local_grid(config, setup=faults) as grid:
-        return train_on(grid, config, _View(config, grid, on_round)).summary
+        view = ProgressView(
+            Budget.of_run(config),
+            Console(quiet=True),
+            on_round_end=lambda record: on_round and on_round(record, grid),
+        )
+        return train_on(grid, config, view).summary
 
 
 @contextmanager

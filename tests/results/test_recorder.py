@@ -27,8 +27,8 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.app_folder import find_app, run_config
 from flower_blsgd.protocol import WorkerProfile
+from flower_blsgd.results import history as history_module
 from flower_blsgd.results import progress as progress_module
-from flower_blsgd.results import recorder as recorder_module
 from flower_blsgd.results.metric import ACCURACY, Metric
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
@@ -66,7 +66,7 @@ class Run:
         monkeypatch.chdir(here)
         self.now = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now)  # no clock that somebody can set
-        for module in (recorder_module, progress_module):
+        for module in (history_module, progress_module):
             monkeypatch.setattr(module, "time", clock)
         self.screen = StringIO()
         self.config = RunConfig(**{"epochs": 2, **settings})
@@ -179,7 +179,7 @@ def test_setting_that_makes_fast_workers_wait_is_named_once(start: Start) -> Non
 
 def test_summary_hand_worked(run: Run) -> None:
     run.train(measured(0.75, loss=0.25))
-    run.recorder.durations.evaluation_seconds = 1.5
+    run.recorder.history.durations.evaluation_seconds = 1.5
     run.finish()
     summary = run.summary()
     assert summary == run.recorder.summary
@@ -338,7 +338,7 @@ def test_log_has_the_time_of_all_that_was_said_and_of_warnings(run: Run, start: 
     assert [line for line in lines if line not in warnings] == run.lines  # the header is the first
     assert lines[-4:-2] == warnings
     later = start(name="later").recorder
-    later._resumed, later._folder = [0], None
+    later.history.resumed, later.log.folder = [0], None
     later.say("resumed")
     later.open_folder(run.recorder.folder)
     resumed = (run.recorder.folder.path / "run.log").read_text().splitlines()
@@ -409,7 +409,7 @@ def test_role_that_a_slow_worker_is_worth_follows_from_the_times_of_the_run(
     workers[0].training_seconds_per_step = 0.1
     workers[2].training_seconds_per_step = seconds_per_step
     run.train(measured(0.75))
-    run.recorder.durations.evaluation_seconds = evaluation_seconds
+    run.recorder.history.durations.evaluation_seconds = evaluation_seconds
     run.finish()
     assert f"  slow-2 (cpu:2-3): best {best.format('role=evaluate')}" in run.lines
 
@@ -589,19 +589,19 @@ def test_result_of_an_async_evaluation_is_added_to_its_epoch(start: Start) -> No
     profiles = [*PROFILES, WorkerProfile("cpu:3", role="evaluate", partition_id=3)]
     run = start(profiles=profiles, epochs=9, stop_at_accuracy=0.75)
     run.train()
-    assert run.recorder.best is None
+    assert run.recorder.history.best is None
     run.now = 1041.0
     run.recorder.add_round(dataclasses.replace(two_rounds()[0], round=3, epoch=2))
     run.now = 1041.5
     arrays = ArrayRecord({"w": Array(np.full(3, 1.0, np.float32))})
     late = EpochEnd(1, 2, arrays, measured(0.75), late=True, busy_seconds=2.5)
-    assert run.recorder.add_result(late)
+    assert run.recorder.add_epoch(late)
     reason = "accuracy 75.00% (stop-at-accuracy = 0.75), known 1 round and 3.5 s later"
     assert run.lines[-2:] == [
         "epoch 1/9  accuracy 75.00%  (arrived 1 round and 3.5 s later)",
         f"stopping early: {reason}",
     ]
-    assert run.recorder.best == Best(2, 1, 0.75)
+    assert run.recorder.history.best == Best(2, 1, 0.75)
     run.end_epoch(2)
     (row_of, other) = csv.DictReader((run.recorder.folder.path / "epochs.csv").open())
     named = ("epoch", "rounds", "accuracy", "result_rounds", "result_seconds")
@@ -630,17 +630,17 @@ def test_wall_clock_of_a_resumed_run_has_the_evaluation_before_its_checkpoint(
     run.recorder.at_once = True
     run.train()  # until 1038, 18.5 s after the first plan
     run.now = 1043.0
-    state = run.recorder.state_dict()
+    state = run.recorder.history.state_dict()
     for first_evaluation, seconds in ((None, 6.25 + 11), (1003.0, 27)):
         resumed = start(name="resumed")
         resumed.recorder.at_once = True  # it need not write its results
-        resumed.recorder.load_state_dict(state)
+        resumed.recorder.history.load_state_dict(state)
         if first_evaluation:  # repeated, because the run ended within it
-            resumed.recorder.start_clock(first_evaluation)
+            resumed.recorder.history.start_clock(first_evaluation)
         for resumed.now in (1019.0, 1030.0):
             resumed.recorder.add_round(two_rounds()[1])  # of 6.25 s
-        assert resumed.recorder.durations.wall_seconds == 18.5 + 5 + seconds
-    assert run.recorder.durations.wall_seconds == 18.5
+        assert resumed.recorder.history.durations.wall_seconds == 18.5 + 5 + seconds
+    assert run.recorder.history.durations.wall_seconds == 18.5
 
 
 def test_role_of_a_worker_that_evaluates_follows_from_how_long_it_evaluated(start: Start) -> None:
@@ -649,9 +649,9 @@ def test_role_of_a_worker_that_evaluates_follows_from_how_long_it_evaluated(star
     run.recorder._strategy.registry.workers[0].training_seconds_per_step = 0.1
     run.train()
     arrays = ArrayRecord({"w": Array(np.full(3, 1.0, np.float32))})
-    run.recorder.add_result(EpochEnd(1, 2, arrays, measured(0.75), late=True, busy_seconds=1.7))
+    run.recorder.add_epoch(EpochEnd(1, 2, arrays, measured(0.75), late=True, busy_seconds=1.7))
     run.end_epoch(2, measured(0.75))
-    run.recorder.durations.evaluation_seconds = 0.1
+    run.recorder.history.durations.evaluation_seconds = 0.1
     run.finish()
     gains = "training 1.00, role=evaluate 1.01"  # 0.2 s of evaluating for 16.75 s of training
     assert f"  evaluate-3 (cpu:3): best used for role=evaluate (expected speed-up: {gains})" in (
@@ -676,8 +676,8 @@ def test_metric_to_minimize_has_its_best_model_and_patience(start: Start) -> Non
     run.train(errors[0])
     ended = [run.end_epoch(number, error) for number, error in enumerate(errors[1:], 2)]
     assert ended == [False, False, True]
-    assert run.recorder.best is not None
-    assert (run.recorder.best.epoch, run.recorder.best.value) == (2, 0.5)
+    assert run.recorder.history.best is not None
+    assert (run.recorder.history.best.epoch, run.recorder.history.best.value) == (2, 0.5)
     assert run.lines[-1] == (
         "stopping early: 2 evaluations without a better result than rmse 0.5 in epoch 2 "
         "(patience = 2)"
@@ -721,8 +721,8 @@ def test_events_after_the_round_of_a_resume_are_hidden(start: Start) -> None:
     pytest.importorskip("tensorboard")
     run = start(tensorboard=True)
     run.train(measured(0.75))
-    run.recorder._end_progress()
-    run.recorder._resumed = [1]
+    run.recorder._close_sinks()
+    run.recorder.history.resumed = [1]
     run.recorder.open_folder(run.recorder.folder)
     run.finish()
     assert {step for _, step in events_of(run)} == {1}
