@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from rich.console import Console
 
+from flower_blsgd import __main__ as entry
 from flower_blsgd import files
-from flower_blsgd.cli import entry
 from flower_blsgd.cli import main as cli
 from flower_blsgd.errors import UsageError
 
