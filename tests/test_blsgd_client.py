@@ -42,7 +42,7 @@ def model_of(seed: int = 0) -> torch.nn.Module:
 
 def sums(model: torch.nn.Module, first: int = 0, last: int = 360) -> EvaluateReport:
     task = load_task("digits")
-    return evaluate_sums(model, task.test, task.loss, task.metric, "cpu", first, last)
+    return evaluate_sums(model, task.test, task.loss, task.metric, "cpu", range(first, last))
 
 
 def answer(message: Message, handler: Handler | None = None) -> Message:

@@ -207,7 +207,7 @@ class Task:
         metric = None if self.metric_name == "loss" else self.metric
         parts, size = (self.test, self.loss, metric), self.evaluation_batch_size or batch_size
         more = self.collate, self.metric_name
-        return evaluate_sums(model, *parts, device, first, last, size, *more, **settings)
+        return evaluate_sums(model, *parts, device, range(first, last), size, *more, **settings)
 
     def figure(self, report: EvaluateReport) -> float:
         """Return the value of the metric for a report on the whole test set."""

@@ -28,8 +28,7 @@ def evaluate_sums(
     loss: SampleLoss,
     metric: SampleLoss | None,
     device: str | torch.device = "cpu",
-    first: int = 0,
-    last: int | None = None,
+    part: range | None = None,
     batch_size: int = 1024,
     collate: Collate | None = None,
     metric_name: str = "accuracy",
@@ -38,7 +37,7 @@ def evaluate_sums(
     channels_last: bool = False,
     loader_workers: int = 0,
 ) -> EvaluateReport:
-    """Return float64 sums of loss and metric over each batch of [first, last), in eval mode.
+    """Return float64 sums of loss and metric over each batch of the test set, in eval mode.
 
     `loss` and `metric` are ``(outputs, targets)`` or ``(model, batch) -> values`` of shape
     (batch_size,). The outputs of a batch are computed once for both. A metric may return a dict of
@@ -47,15 +46,15 @@ def evaluate_sums(
 
     Samples are copied to the device batch by batch. A CPU computes at most 64 at a time, because
     larger batches do not fit into its caches and take up to three times as long, and in float32,
-    because most CPUs emulate 16 bits slowly. Without `last`, the slice ends with the test set.
+    because most CPUs emulate 16 bits slowly. `part` is a slice of the test set.
 
     The device is waited for once, at the end. Samples of a map-style Dataset are read by at most
     `loader_workers` processes, which end with the slice.
     """
     device = torch.device(device)
     on_cpu = device.type == "cpu"
-    last = num_samples(samples) if last is None else last
-    indices = torch.arange(first, last)
+    part = range(num_samples(samples)) if part is None else part
+    indices = torch.arange(part.start, part.stop)
     most = _ON_CPU if on_cpu else batch_size
     parts = [torch.split(some, most) for some in torch.split(indices, batch_size)]
     sizes = [len(part) for some in parts for part in some]
@@ -84,7 +83,7 @@ def evaluate_sums(
     batches = torch.tensor([number for number, some in enumerate(parts) for _ in some])
     totals = rows.new_zeros(len(parts), rows.shape[1]).index_add(0, batches, rows)
     metric_sums = totals[:, 1:].flatten().tolist()
-    return EvaluateReport(first, last, totals[:, 0].tolist(), metric_sums, names)
+    return EvaluateReport(part.start, part.stop, totals[:, 0].tolist(), metric_sums, names)
 
 
 def sample_values(

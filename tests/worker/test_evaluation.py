@@ -40,7 +40,7 @@ def test_sums_and_means_by_hand() -> None:
     report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one)
     assert (report.loss_sums, report.metric_sums) == ([3.5], [2.0])
     assert (report.loss, report.totals) == (3.5 / 4, {"accuracy": 2.0})
-    report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one, first=1, last=3)
+    report = evaluate_sums(Halve(), (inputs, targets), absolute, above_one, part=range(1, 3))
     assert (report.first, report.last, report.num_examples) == (1, 3, 2)
     assert (report.loss, report.totals) == (1.5, {"accuracy": 2.0})
 
@@ -100,7 +100,7 @@ def test_slice_is_read_in_batches_and_nothing_else_is() -> None:
         sizes.append(len(targets))
         return absolute(outputs, targets)
 
-    report = evaluate_sums(Halve(), samples, counted, above_one, first=2, last=5, batch_size=2)
+    report = evaluate_sums(Halve(), samples, counted, above_one, part=range(2, 5), batch_size=2)
     assert sizes == [2, 1]
     assert (report.loss_sums, report.metric_sums) == ([2 + 3, 4], [2, 1])
     assert samples.read == [2, 3, 4]
@@ -146,7 +146,7 @@ def test_processes_read_the_same_samples_and_end_with_the_slice() -> None:
 
     def sums(loader_workers: int, first: int = 0) -> list[float]:
         samples = Noisy(), loss, lambda outputs, _: outputs.squeeze(1)
-        settings = {"first": first, "batch_size": 2, "loader_workers": loader_workers}
+        settings = {"part": range(first, 9), "batch_size": 2, "loader_workers": loader_workers}
         return evaluate_sums(Halve(), *samples, **settings).loss_sums
 
     here = sums(0)
