@@ -1,7 +1,6 @@
 """Execution of training orders on one model and one device, with the loss of every sample."""
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Iterator
@@ -40,8 +39,6 @@ from .step import (
 from .timing import synchronize, throttle
 
 __all__ = ["Augment", "LocalSGD", "SampleLoss", "cross_entropy"]
-
-_LOG = logging.getLogger(__name__)
 
 SMALLEST_BATCH = 2
 """Smallest batch size: BatchNorm has no variance of one sample."""
@@ -194,6 +191,7 @@ class LocalSGD:
             micro_batch_size=micro_batch_size,
             channels_last=channels_last,
             compile=compile,
+            name=self._name,
         )
         self._state = OptimizerState(self.model, own, fused, self._step.scaler)
         self._frozen = FrozenTensors(self.model)
@@ -303,7 +301,7 @@ class LocalSGD:
             weights = torch.from_numpy(order.sample_weights.copy()).to(self.device)
         losses = torch.empty(len(order.indices), device=self.device)
         with fork_rng(self.device):
-            self._compile_for(order.indices[:size])
+            self._step.compile_for(size, lambda: self._batch_of(order.indices[:size]))
             self._step.seed(order.seed)
             synchronize(self.device)
             started_at, start = time.time(), time.perf_counter()
@@ -327,25 +325,8 @@ class LocalSGD:
         samples = torch.from_numpy(indices.astype(np.int64))
         return samples.to(self.device) if self._source.on_device else samples
 
-    def _compile_for(self, indices: npt.NDArray[np.int32]) -> None:
-        """Compile the model for this batch size if requested.
-
-        Because the eager results are the same up to rounding, a failure is logged and does not end
-        the run.
-        """
-        if self._step.is_ready_for(len(indices)):
-            return
-        try:
-            self._step.compile_for(self._source.batch(self._as_tensor(indices)), len(indices))
-        except Exception as error:  # compilers raise many; the eager step repeats a model error
-            if is_out_of_memory(error):
-                raise
-            self._step.run_eagerly()
-            _LOG.warning(
-                "worker %s: torch.compile failed; running eagerly: %s",
-                self._name,
-                _first_cause(error),
-            )
+    def _batch_of(self, indices: npt.NDArray[np.int32]) -> Any:
+        return self._source.batch(self._as_tensor(indices))
 
     # --- too little memory
 
@@ -394,15 +375,7 @@ class LocalSGD:
         """Return whether an eager step fits into memory, after freeing the gradients."""
         self._step.optimizer.zero_grad()
         try:
-            batch = self._source.batch(self._as_tensor(indices))
-            self._step.try_eagerly(batch, len(indices), micro_batch_size)
+            self._step.try_eagerly(self._batch_of(indices), len(indices), micro_batch_size)
         except Exception:  # of any kind: the user gets the error about memory
             return False
         return True
-
-
-def _first_cause(error: BaseException) -> str:
-    """Return the first error of a chain, in one line."""
-    while error.__context__ is not None:
-        error = error.__context__
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]

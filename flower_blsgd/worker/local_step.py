@@ -1,6 +1,7 @@
 """One local step on a batch: augment, forward pass, loss, backward pass, optimizer."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..devices.worker_spec import Precision
+from ..errors import is_out_of_memory
 from .batches import channels_last_images, inputs_and_targets, map_tensors, micro_batches
 from .step import (
     LOSS_SCALE,
@@ -21,6 +23,8 @@ from .step import (
     takes_model,
     widened,
 )
+
+_LOG = logging.getLogger(__name__)
 
 _CUDA_GRAPH_STEPS = 3
 """Steps in which torch warms up, captures and replays a CUDA graph of a new shape."""
@@ -45,15 +49,16 @@ class LocalStep:
         micro_batch_size: int,
         channels_last: bool,
         compile: bool,
+        name: str,
     ) -> None:
         self.optimizer = optimizer
         self.precision = precision
         self.scaler = LossScaler(device) if precision == "float16" else None
         self.micro_batch_size = micro_batch_size
         self.skipped = 0
+        self._name = name
         self._model = model
-        self._loss = loss
-        self._loss_takes_model = takes_model(loss)
+        self._loss = loss if takes_model(loss) else _of_pair(loss)
         self._augment = augment
         self._clip_norm = clip_norm
         self._channels_last = channels_last
@@ -142,11 +147,7 @@ class LocalStep:
 
     def _losses(self, batch: Any, size: int) -> Tensor:
         with autocast(self.precision, self._device):
-            if self._loss_takes_model:
-                losses = self._loss(self._forward, batch)
-            else:
-                inputs, targets = inputs_and_targets(batch)
-                losses = self._loss(self._forward(inputs), targets)
+            losses = self._loss(self._forward, batch)
         if losses.shape != (size,):
             raise ValueError(
                 f"the loss must return one value per sample, shape ({size},), not "
@@ -156,23 +157,29 @@ class LocalStep:
 
     # --- steps without effect
 
-    def is_ready_for(self, size: int) -> bool:
-        """Return whether nothing is to be compiled for batches of this size."""
-        return self._forward is self._model or size in self._compiled_sizes
+    def compile_for(self, size: int, make_batch: Callable[[], Any]) -> None:
+        """Compile the model for batches of this size if requested.
 
-    def compile_for(self, batch: Any, size: int) -> None:
-        """Compile the model for batches of this size, with steps whose effect is undone.
-
-        This can fail for many reasons: no compiler, no Triton, an unsupported model.
+        Compiling can fail for many reasons: no compiler, no Triton, an unsupported model. Because
+        the eager results are the same up to rounding, a failure is logged and does not end the run.
         """
+        if self._forward is self._model or size in self._compiled_sizes:
+            return
         self._compiled_sizes.add(size)
-        with self._trial():
-            for _ in range(_CUDA_GRAPH_STEPS if self._compile_mode else 1):
-                self.run(batch, size)
-
-    def run_eagerly(self) -> None:
-        """Stop using a compiled model."""
-        self._forward = self._model
+        try:
+            with self._trial():
+                batch = make_batch()
+                for _ in range(_CUDA_GRAPH_STEPS if self._compile_mode else 1):
+                    self.run(batch, size)
+        except Exception as error:  # compilers raise many; the eager step repeats a model error
+            if is_out_of_memory(error):
+                raise
+            self._forward = self._model
+            first: BaseException = error
+            while first.__context__ is not None:
+                first = first.__context__
+            cause = f"{type(first).__name__}: {first}".strip().splitlines()[0]
+            _LOG.warning("worker %s: torch.compile failed; running eagerly: %s", self._name, cause)
 
     def try_eagerly(self, batch: Any, size: int, micro_batch_size: int) -> None:
         """Run a step without the compiled model, whose effect is undone."""
@@ -194,6 +201,16 @@ class LocalStep:
             self.skipped = skipped
             if self.scaler is not None:
                 self.scaler.load(scale)
+
+
+def _of_pair(loss: SampleLoss) -> SampleLoss:
+    """Return a loss of outputs and targets as one of the model and a batch."""
+
+    def of_batch(model: Callable[[Any], Any], batch: Any) -> Tensor:
+        inputs, targets = inputs_and_targets(batch)
+        return loss(model(inputs), targets)
+
+    return of_batch
 
 
 def compile_mode(device: torch.device, micro_batch_size: int) -> str | None:
