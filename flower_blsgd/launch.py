@@ -37,6 +37,7 @@ from .results.folder import RunFolder
 from .results.metric import Metric
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
+from .results.stopping import refuse_other_metric
 from .run import Workload, train_on
 from .session.script import MAIN_RANK
 from .strategy.budget import Budget
@@ -186,11 +187,7 @@ def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
         reasons = reasons or {"no node has partition-id=0 in its node config"}
         raise UsageError(f"{config.task} failed in the main worker: {'; '.join(sorted(reasons))}")
     info, arrays = found[0]
-    if config.stop_at_accuracy and info.metric_name != "accuracy":
-        raise UsageError(
-            f"stop-at-accuracy = {config.stop_at_accuracy:g}: the script's metric is "
-            f"{info.metric_name or 'missing'}; leave the setting out, or use patience"
-        )
+    refuse_other_metric(config, info.metric_name, "script")
     if config.patience and not info.metric_name:
         raise UsageError(f"patience = {config.patience}: the script does not call session.evaluate")
     if info.batch_size:

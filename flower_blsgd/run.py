@@ -33,6 +33,7 @@ from .results.metric import Metric, split_of
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .results.run_log import own_warnings
+from .results.stopping import refuse_other_metric
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.budget import Budget
 from .strategy.connector import assume_speeds
@@ -353,11 +354,7 @@ def load_own_task(config: RunConfig, given: Task | None = None) -> Task:
     """
     task = load_task(**config.task_settings, given=given)
     check_task(task, config.task, config.micro_batch_size)
-    if config.stop_at_accuracy and task.metric_name != "accuracy":
-        raise UsageError(
-            f"stop-at-accuracy = {config.stop_at_accuracy:g}: the task's metric is "
-            f"{task.metric_name}; leave the setting out, or use patience"
-        )
+    refuse_other_metric(config, task.metric_name, "task")
     return task
 
 

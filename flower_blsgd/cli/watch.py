@@ -103,8 +103,9 @@ def _progress(run: LiveRun) -> RenderableType:
 def _curve_title(run: LiveRun, curve: Curve) -> str:
     text = curve.metric.measured(curve.values[-1])
     if curve.over == "epoch":
-        best = curve.metric.shown(curve.values[curve.best])
-        text += f", best {best} in epoch {curve.positions[curve.best]}"
+        best = curve.metric.best(curve.values)
+        shown = curve.metric.shown(curve.values[best])
+        text += f", best {shown} in epoch {curve.positions[best]}"
         if math.isfinite(run.train_loss):
             text += f"; train loss {run.train_loss:.4g}"
     return text

@@ -183,7 +183,7 @@ def _target_line(comparison: Comparison) -> str:
     if comparison.target is None:
         return f"no target {metric.name}: not every run was evaluated"
     best = f"the {'lowest' if metric.sign < 0 else 'highest'} that every run reached"
-    value = f"{comparison.target:.4g}{' %' * metric.is_accuracy}"
+    value = f"{comparison.target:.4g}{metric.unit}"
     return f"target {metric.name} {value} ({'given' if comparison.target_given else best})"
 
 

@@ -118,7 +118,7 @@ def page_of_comparison(folder: Path) -> Page:
     comparison = read_comparison(folder)
     metric, (best, *others) = comparison.metric, comparison.algorithms
     title = f"{best.algorithm}: {metric.split} {metric.name} {best.text(metric)}"
-    title += " %" * (metric.is_accuracy and best.value is not None)
+    title += metric.unit * (best.value is not None)
     lead = f"{headline(comparison.runs)}. "
     if others and best.value is not None:
         title += f", the best of {1 + len(others)}"

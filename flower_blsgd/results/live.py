@@ -101,11 +101,6 @@ class Curve:
     positions: Sequence[int]
     values: Sequence[float]
 
-    @property
-    def best(self) -> int:
-        """Index of the first best value."""
-        return self.values.index((max if self.metric.sign > 0 else min)(self.values))
-
 
 class LiveRun:
     """A run in its results folder; `update` reads what is new.

@@ -1,6 +1,6 @@
 """The metric by which models are compared: its name, which values are better, and how they look."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +44,19 @@ class Metric:
         return -1 if self.mode == "min" else 1
 
     @property
+    def unit(self) -> str:
+        """``" %"`` for an accuracy."""
+        return " %" if self.is_accuracy else ""
+
+    @property
     def label(self) -> str:
         """``"accuracy (%)"``, ``"rmse (lower is better)"``, or the same after ``validation``."""
         unit = "%" if self.is_accuracy else f"{'lower' if self.sign < 0 else 'higher'} is better"
         return f"{self.split} {self.name} ({unit})".removeprefix("test ")
+
+    def best(self, values: Sequence[float]) -> int:
+        """Return the index of the first best value."""
+        return values.index((min if self.sign < 0 else max)(values))
 
     def shown(self, value: float) -> str:
         """Return ``"98.33%"`` for an accuracy, else ``"1.234"``."""

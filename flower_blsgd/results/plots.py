@@ -5,7 +5,6 @@ Each function writes a PNG file with a title that identifies the run.
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +63,8 @@ def draw_learning_curve(
 
     With the clock "device" these are seconds on simulated devices, if all are known.
     """
-    values = [row.value for row in rows]
-    known = [v is not None and math.isfinite(v) for v in values]
-    rows, values = list(compress(rows, known)), list(compress(values, known))
+    rows = [row for row in rows if row.value is not None and math.isfinite(row.value)]
+    shown = [metric.scale * (row.value or 0.0) for row in rows]
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     figure.suptitle(title)
     if not rows:
@@ -76,9 +74,8 @@ def draw_learning_curve(
     simulated = [row.device_seconds for row in rows if row.device_seconds is not None]
     if clock == "device" and len(simulated) == len(rows):
         seconds, unit = simulated, "training time on simulated devices (s, computed)"
-    shown = [metric.scale * (value or 0.0) for value in values]
-    best = min(shown) if metric.sign < 0 else max(shown)
-    best_at = shown.index(best)
+    best_at = metric.best(shown)
+    best = shown[best_at]
     left, right = figure.subplots(1, 2, sharey=True)
     panels: list[tuple[Axes, str, Sequence[float], str]] = [
         (left, "epoch", [row.epoch for row in rows], f"in epoch {rows[best_at].epoch}"),
@@ -88,8 +85,9 @@ def draw_learning_curve(
         axes.plot(along, shown, ".-", color=GREEN)
         axes.set_xlim(left=0)
         axes.plot(along[best_at], best, "o", color=DARK, fillstyle="none", markersize=9)
-        shown_best = f"{best:.1f} %" if metric.is_accuracy else f"{best:.4g}"
-        style_panel(axes, f"best {shown_best} {when} (circle)", label, grid=True)
+        figure_text = f"{best:.1f}" if metric.is_accuracy else f"{best:.4g}"
+        title = f"best {figure_text}{metric.unit} {when} (circle)"
+        style_panel(axes, title, label, grid=True)
     left.set_ylabel(f"{metric.split} {metric.name}{' (%)' * metric.is_accuracy}")
     save(figure, path)
 

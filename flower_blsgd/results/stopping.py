@@ -6,9 +6,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..config import RunConfig
+from ..errors import UsageError
 from ..fields import from_json
 from .folder import EpochRow
 from .metric import ACCURACY, Metric
+
+
+def refuse_other_metric(config: RunConfig, name: str, whose: str) -> None:
+    """Raise UsageError if the run shall stop at an accuracy, which is not the metric."""
+    if config.stop_at_accuracy and name != ACCURACY.name:
+        raise UsageError(
+            f"stop-at-accuracy = {config.stop_at_accuracy:g}: the {whose}'s metric is "
+            f"{name or 'missing'}; leave the setting out, or use patience"
+        )
 
 
 @dataclass(frozen=True)

@@ -95,14 +95,13 @@ def test_curve_is_the_metric_and_before_that_the_loss(tmp_path: Path) -> None:
     folder.add_epoch(epoch(1, accuracy=None, metric=3.0))
     run.update()
     assert run.curve is not None
-    assert (run.curve.metric.name, run.curve.over, run.curve.best) == ("train loss", "round", 1)
+    assert (run.curve.metric.name, run.curve.over) == ("train loss", "round")
     assert (run.curve.positions, run.curve.values) == ((1, 3), (2.0, 1.0))
     for number, value in ((2, None), (3, 1.5), (4, 2.5)):
         folder.add_epoch(epoch(number, accuracy=None, metric=value))
     run.update()
     assert (run.curve.metric, run.curve.over) == (Metric("rmse", "min"), "epoch")
     assert (run.curve.positions, run.curve.values) == ((1, 3, 4), (3.0, 1.5, 2.5))
-    assert run.curve.best == 1
 
 
 def test_long_runs_have_the_mean_losses_of_parts(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from flower_blsgd.results.metric import ACCURACY, Metric, value_in
 RMSE = Metric("rmse", "min", "validation")
 
 
-def test_accuracy_is_a_percentage() -> None:
+def test_values_of_an_accuracy_and_of_an_error() -> None:
     assert ACCURACY.named(0.98333) == ACCURACY.measured(0.98333) == "accuracy 98.33%"
     assert RMSE.named(1234.5) == "rmse 1234"
     assert RMSE.measured(0.5) == "validation rmse 0.5"
+    assert (ACCURACY.best([0.5, 0.75, 0.75]), RMSE.best([0.5, 0.25, 0.25])) == (1, 1)
     assert ACCURACY.measured(None) == RMSE.named(None) == ""
 
 
