@@ -16,9 +16,8 @@ from rich.console import Console
 
 from .config import RunConfig, task_of_script
 from .devices.worker_spec import WorkerSpec, parse_workers
-from .engines.local.fork_server import UNKNOWN_EXIT_CODE
 from .engines.local.grid import LocalGrid
-from .engines.local.worker_process import death
+from .engines.local.worker_process import UNKNOWN_EXIT_CODE, death
 from .engines.mailbox import MailboxGrid
 from .errors import UsageError
 from .protocol import (

@@ -11,7 +11,7 @@ from typing import Literal, get_args, get_origin
 import tomli_w
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.devices.worker_spec import options_table
+from flower_blsgd.devices.worker_spec import OPTIONS
 
 _PARTS = {
     "steps": "StepPolicy",
@@ -70,6 +70,14 @@ def _write(file: Path, text: str) -> None:
     # A file that is not touched does not make `make` install again.
     if not file.exists() or file.read_text() != text:
         file.write_text(text)
+
+
+def options_table() -> str:
+    """Return the table of options in Markdown."""
+    rows = [
+        f"| `{o.key}` | {o.values.replace('|', ', ')} | {o.meaning} |" for o in OPTIONS.values()
+    ]
+    return "\n".join(["| option | values | meaning |", "|---|---|---|", *rows]) + "\n"
 
 
 def write_options(page: Path) -> None:

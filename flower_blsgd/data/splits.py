@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 
 from ..errors import UsageError, first_line
+from ..files import written_whole
 from .cache import Prepared, prepared
 from .source import COLUMNS, DataSource
 
@@ -322,9 +323,8 @@ def write_part(
     if skipped:
         _LOG.warning("skipped %d of %d rows of %s that cannot be used", skipped, len(rows), part)
     if skipped or lengths.max() < shape[0]:
-        kept = path.with_suffix(".kept.npy")  # the original is still mapped
-        np.save(kept, inputs[good, : lengths.max()])
-        kept.replace(path)
+        with written_whole(path) as kept:  # the original is still mapped
+            np.save(kept, inputs[good, : lengths.max()])
     np.save(folder / f"{part}_labels.npy", labels[good])
     return skipped
 

@@ -140,14 +140,6 @@ _SYNTAX = ", ".join(
 )
 
 
-def options_table() -> str:
-    """Return the table of options in Markdown, for the docs."""
-    rows = [
-        f"| `{o.key}` | {o.values.replace('|', ', ')} | {o.meaning} |" for o in OPTIONS.values()
-    ]
-    return "\n".join(["| option | values | meaning |", "|---|---|---|", *rows]) + "\n"
-
-
 @dataclass(frozen=True)
 class WorkerSpec(WorkerOptions):
     """A worker as the user describes it: a device and the options of `WorkerOptions`.

@@ -131,13 +131,13 @@ def running(grid: LocalGrid) -> dict[int, WorkerProcess]:
     return {
         node_id: process
         for node_id, process in found.items()
-        if process is not None and process._process.wait(0.0) is None
+        if process is not None and process.wait(0.0) is None
     }
 
 
 def process_ids(grid: LocalGrid) -> dict[int, int]:
     """Return the process ids of `running`."""
-    return {node_id: process._process.pid for node_id, process in running(grid).items()}
+    return {node_id: process.pid for node_id, process in running(grid).items()}
 
 
 def shared_bytes(grid: LocalGrid) -> int:

@@ -15,13 +15,13 @@ from flower_blsgd.devices.worker_spec import (
     Option,
     WorkerSpec,
     cores_note,
-    options_table,
     parse_workers,
     warn_of_unknown_keys,
     worker_from_node_config,
     workers_text,
 )
 from flower_blsgd.errors import UsageError
+from scripts.write_defaults import options_table
 
 BOX = Machine(tuple(range(24)), ("cuda:0", "cuda:1", "xpu:0", "mps"))
 

@@ -11,19 +11,16 @@ import gc
 import importlib
 import io
 import logging
-import math
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -46,10 +43,6 @@ _LOG = logging.getLogger(__name__)
 
 _PRELOAD = ("flwr.clientapp", "torch._dynamo", f"{__package__}.worker_process")
 """Imports that all workers share. torch's optimizers import ``torch._dynamo`` on creation."""
-
-_EXIT_CODE_SECONDS = 2.0
-UNKNOWN_EXIT_CODE = 255
-"""The code that multiprocessing reports after the fork server has ended."""
 
 PROCESSES = threading.RLock()
 """Held while a process is started or its exit code is read: multiprocessing has no lock."""
@@ -92,56 +85,6 @@ def _end_fork_server() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-class StartedProcess:
-    """A process that `start_worker` started: its exit code, and a way to signal it.
-
-    On Linux it is watched through a file descriptor (pidfd). So its end is noticed even if its
-    children live on, and the end of the fork server is not mistaken for it.
-    """
-
-    def __init__(self, process: BaseProcess) -> None:
-        assert process.pid is not None
-        self._process, self.pid = process, process.pid
-        self._code: int | None = None
-        self.fd = -1
-        """File descriptor, readable once the process has ended; -1 without one."""
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError):  # an old kernel, or the process has ended
-                self.fd = os.pidfd_open(self.pid)
-                # Not at exit: grids that are closed then still need it.
-                weakref.finalize(self, os.close, self.fd).atexit = False
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        """Wait for the exit code, negative for a signal; None if it still runs after `seconds`."""
-        if self._code is None and self.fd < 0:
-            self._code = self._polled(seconds)
-        elif self._code is None and wait([self.fd], seconds):
-            # Its parent reports the exit code a moment later, unless the parent is gone.
-            code = self._polled(_EXIT_CODE_SECONDS)
-            self._code = UNKNOWN_EXIT_CODE if code is None else code
-        return self._code
-
-    def _polled(self, seconds: float | None) -> int | None:
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
-        while (code := self._exit_code()) is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return code
-
-    def kill(self) -> None:
-        """Kill the process and the children in its process group, if it still runs."""
-        for kill in (os.killpg, os.kill):  # a process that has just been started has no group
-            if self.wait(0.0) is None:
-                with contextlib.suppress(OSError):
-                    kill(self.pid, signal.SIGKILL)
-
-    def _exit_code(self) -> int | None:
-        with PROCESSES:
-            code = self._process.exitcode
-            if code is not None:
-                self._process.join()  # multiprocessing drops its record of the process
-            return code
-
-
 def start_worker(
     worker: WorkerSpec,
     threads: int,
@@ -149,7 +92,7 @@ def start_worker(
     program: Callable[..., None],
     arguments: tuple[object, ...],
     output: Connection | None,
-) -> StartedProcess:
+) -> BaseProcess:
     """Start a process that is pinned to a worker's device, cores and threads (0: one per core).
 
     Its `environment` is added to that of this process. It calls `program`, a function of a module.
@@ -157,7 +100,7 @@ def start_worker(
     its own copies of this and other pipes. OSError if the system cannot start the process.
     """
 
-    def start(method: str) -> StartedProcess:
+    def start(method: str) -> BaseProcess:
         process: BaseProcess = multiprocessing.get_context(method).Process(  # type: ignore[attr-defined]
             target=_run_worker,
             args=(worker, threads, variables, program, arguments, output),
@@ -175,7 +118,7 @@ def start_worker(
             main.__spec__, here.daemon = spec, daemon
             if chosen is None:  # starting has set a method; the program may want another one
                 multiprocessing.set_start_method(None, force=True)
-        return StartedProcess(process)
+        return process
 
     start_fork_server()  # in case the first one has ended
     with PROCESSES:

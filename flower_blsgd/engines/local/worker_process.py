@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import math
 import multiprocessing
 import os
 import select
@@ -16,10 +17,12 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from flwr.app import Context, Error, Message
@@ -37,7 +40,7 @@ from ...flower.app_call import (
 )
 from ...flower.internals import NOT_LOADED, load_app, release_records_at_once
 from ...processes import INTERRUPTED, end_with
-from .fork_server import start_worker
+from .fork_server import PROCESSES, start_worker
 from .shared_memory import BufferPool, Channel, Payload, pack
 
 _LAST_WORDS_SECONDS = 2.0
@@ -49,6 +52,10 @@ _LAST_REPLY_SECONDS = 5.0
 
 _RETURN_SECONDS = 0.2
 """Time for a program to return after it has let its last message be answered."""
+
+_EXIT_CODE_SECONDS = 2.0
+UNKNOWN_EXIT_CODE = 255
+"""The code that multiprocessing reports after the fork server has ended."""
 
 _POLL_MILLISECONDS = 500
 _REPORTED_LINES = 20
@@ -80,7 +87,9 @@ class Job:
 class WorkerProcess:
     """A started worker process; OSError if the system cannot start it.
 
-    `on_line` is called from a thread with every line that the process prints.
+    `on_line` is called from a thread with every line that the process prints. On Linux the process
+    is watched through a file descriptor (pidfd). So its end is noticed even if its children live
+    on, and the end of the fork server is not mistaken for it.
     """
 
     def __init__(self, job: Job, on_line: Callable[[str], None]) -> None:
@@ -99,10 +108,20 @@ class WorkerProcess:
                     job.worker, job.threads, job.environment, serve, arguments, output_of
                 )
             on_failure.pop_all()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+        self._code: int | None = None
+        self._pidfd = -1
+        """File descriptor, readable once the process has ended; -1 without one."""
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # an old kernel, or the process has ended
+                self._pidfd = os.pidfd_open(self.pid)
+                # Not at exit: grids that are closed then still need it.
+                weakref.finalize(self, os.close, self._pidfd).atexit = False
         self._channel = Channel(ours)
         self._channel.views = False  # a strategy may write to what it reads
         self._events = select.poll()
-        for source in (ours.fileno(), self._process.fd):
+        for source in (ours.fileno(), self._pidfd):
             if source >= 0:
                 self._events.register(source, select.POLLIN)
         self._listener = threading.Thread(target=self._listen, args=(output,), daemon=True)
@@ -115,7 +134,7 @@ class WorkerProcess:
         """Whether it ended, was killed or closed its pipe; only valid between two messages."""
         if self.killed or self._events.poll(0):
             return True
-        return self._process.fd < 0 and self._process.wait(0.0) is not None
+        return self._pidfd < 0 and self.wait(0.0) is not None
 
     def send(self, payload: Payload) -> None:
         """Send a message. If the process is dead, `receive` fails."""
@@ -130,7 +149,7 @@ class WorkerProcess:
         """
         # A child of a dead process may keep its end of the pipe open.
         while not (events := self._events.poll(_POLL_MILLISECONDS)):
-            if self._process.wait(0.0) is not None:
+            if self.wait(0.0) is not None:
                 raise EOFError
         if not any(source == self._channel.fileno() for source, _ in events):
             raise EOFError
@@ -147,21 +166,46 @@ class WorkerProcess:
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the exit code, negative for a signal; None if it still runs after `seconds`."""
-        return self._process.wait(seconds)
+        if self._code is None and self._pidfd < 0:
+            self._code = self._polled(seconds)
+        elif self._code is None and wait([self._pidfd], seconds):
+            # Its parent reports the exit code a moment later, unless the parent is gone.
+            code = self._polled(_EXIT_CODE_SECONDS)
+            self._code = UNKNOWN_EXIT_CODE if code is None else code
+        return self._code
+
+    def _polled(self, seconds: float | None) -> int | None:
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        while (code := self._exit_code()) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return code
+
+    def _exit_code(self) -> int | None:
+        with PROCESSES:
+            code = self._process.exitcode
+            if code is not None:
+                self._process.join()  # multiprocessing drops its record of the process
+            return code
 
     def kill(self) -> None:
         """Kill the process and its children; `receive` fails."""
         self.killed = True
-        self._process.kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        for kill in (os.killpg, os.kill):  # a process that has just been started has no group
+            if self.wait(0.0) is None:
+                with contextlib.suppress(OSError):
+                    kill(self.pid, signal.SIGKILL)
 
     def end(self, seconds: float = _LAST_WORDS_SECONDS) -> str:
         """End the process, and return its last output lines and, as the last line, how it died.
 
         It has this time to end by itself.
         """
-        self._process.wait(seconds)
+        self.wait(seconds)
         self.close()
-        code = self._process.wait() or 0
+        code = self.wait() or 0
         died = death(code)
         if code == -signal.SIGKILL and not self.killed:
             died += ", as when the kernel runs out of memory"
@@ -171,8 +215,8 @@ class WorkerProcess:
     def close(self) -> None:
         """End the process, wait for it, and release its resources. Safe to repeat in any thread."""
         with self._closing:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
+            self.wait()
             self._channel.close()
             self._listener.join(_LAST_WORDS_SECONDS)
 
