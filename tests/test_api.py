@@ -11,19 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from torch import nn
 
 import flower_blsgd
-from flower_blsgd import Task, api, evaluate_run, load
-from flower_blsgd.cli.main import main
+from flower_blsgd import Task, api
 from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.engines.local.grid import LocalGrid
-from flower_blsgd.results.folder import EpochRow
 from flower_blsgd.run import make_local_grid
 from flower_blsgd.strategy.round_metrics import RoundRecord
-from flower_blsgd.tasks import load_task, register_task
+from flower_blsgd.tasks import register_task
 from scripts.flower_engine import session_members
 
 from .grids.processes import is_helper, processes_below, wait_until
@@ -222,46 +218,6 @@ def test_stdin_gives_the_same_bits_and_is_quiet_also_with_a_task_of_a_module_her
 
 
 # --- in this process ---------------------------------------------------------------------------
-
-
-@pytest.mark.processes
-def test_task_by_name_trains_loads_and_evaluates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows: list[EpochRow] = []
-    settings = SMALL | {"epochs": 1, "local_steps_fast": 20, "local_steps_slow": 8}
-    out = str(tmp_path / "out")
-    result = flower_blsgd.train("digits", on_epoch_end=rows.append, quiet=True, out=out, **settings)
-    assert isinstance(result.model, nn.Module)
-    assert not any(module.training for module in result.model.modules())
-    assert {tensor.device.type for tensor in result.model.state_dict().values()} == {"cpu"}
-    images, labels = load_task("digits").test
-    with torch.inference_mode():
-        right = result.model(images).argmax(1) == labels
-    assert result.accuracy is not None
-    assert 0.2 < result.accuracy < 1
-    assert result.accuracy == pytest.approx(right.double().mean().item())
-    assert [(row.epoch, row.accuracy, row.rounds) for row in rows] == [
-        (1, result.accuracy, 1437 // 280)
-    ]
-    tensors = load_file(result.folder / "model.safetensors")
-    for model in (result.model, load(str(result.folder))):
-        assert model.state_dict().keys() == tensors.keys()
-        assert all(torch.equal(one, tensors[name]) for name, one in model.state_dict().items())
-    before = {path.name: path.read_bytes() for path in result.folder.iterdir() if path.is_file()}
-    tested = evaluate_run(result.folder, device="cpu")
-    assert tested.accuracy == result.accuracy
-    assert tested.loss == pytest.approx(result.loss, rel=1e-6)
-    assert tested.num_examples == 360
-    assert main(["evaluate", str(result.folder), "--device", "cpu"]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    assert printed.out == (
-        f"test accuracy {result.accuracy:.2%}, loss {result.loss:.4f} on 360 samples "
-        f"({result.folder}, computed on cpu)\n"
-    )
-    after = {path.name: path.read_bytes() for path in result.folder.iterdir() if path.is_file()}
-    assert after == before
 
 
 def test_log_level_survives_runs_that_overlap() -> None:

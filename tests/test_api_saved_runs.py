@@ -22,6 +22,7 @@ from flower_blsgd.tasks import load_task
 from flower_blsgd.tasks.digits import small_cnn
 from flower_blsgd.tasks.images import BENCHMARKS
 
+from .cli.conftest import contents
 from .refusal import refusal
 from .test_run import config_of, run
 
@@ -210,12 +211,14 @@ def test_evaluate_is_of_the_test_set_also_after_a_validation_share(
     assert held_out.num_test == 287
     right = summary["accuracy"] * 287
     assert right == pytest.approx(round(right))
+    before = contents(folder)
     result = evaluate_run(folder)
     assert result.num_examples == 360
     images, labels = load_task("digits").test
     with torch.inference_mode():
         hits = int((load(folder)(images).argmax(1) == labels).sum())
     assert result.accuracy == pytest.approx(hits / 360)
+    assert contents(folder) == before
 
 
 # --- saved runs that are refused ---------------------------------------------------------------

@@ -17,7 +17,11 @@ from flower_blsgd.experiments.comparison import (
     read_run,
 )
 from flower_blsgd.results.metric import Metric
+from flower_blsgd.tasks import register_task
 
+from ..small_training import points_task
+from ..test_run import config_of
+from ..test_run import run as run_of
 from .fake_training import write_run
 from .made_runs import made_run
 
@@ -50,6 +54,27 @@ def test_read_run_with_another_metric(folder: Path) -> None:
     assert (other["value"], other["best_value"], other["accuracy"]) == (0.25, 0.25, None)
     assert [row["value"] for row in other["rows"]] == [None, 0.25]
     assert metric_of(other) == Metric("rmse", "min", "test")
+
+
+def test_read_run_of_a_task_with_its_own_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = points_task(
+        120,
+        40,
+        metric=lambda outputs, targets: {"error": (outputs.argmax(1) != targets).float()},
+        metric_name="error",
+        metric_mode="min",
+        metric_from_sums=lambda sums, num_samples: (sums["error"] / num_samples) ** 0.5,
+    )
+    summary = run_of(config_of(task=register_task(task), batch_size=10, out="run")).summary
+    run = read_run(tmp_path / "run")
+    assert run is not None
+    assert metric_of(run) == Metric("error", "min")
+    assert run["value"] == summary["metric"] == pytest.approx(run["rows"][-1]["value"], rel=1e-5)
+    assert run["best_value"] == summary["best_metric"] == min(row["value"] for row in run["rows"])
+    assert summary["accuracy"] is None
 
 
 def test_arm_is_what_the_folder_is_called_after(folder: Path) -> None:

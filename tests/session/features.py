@@ -31,11 +31,6 @@ def main(features: set[str]) -> None:
     net: nn.Module = model()
     if "checkpoint" in features:
         net = Checkpointed(net)
-    if "compile" in features:
-        # The default backend takes a minute to compile, and treats weights in the same way.
-        compiled = torch.compile(net, backend="aot_eager")
-        assert isinstance(compiled, nn.Module)
-        net = compiled
     if "gloo" in features:
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 def test_features_work_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    features = "compile accumulate clip scaler checkpoint fork gloo"
+    features = "accumulate clip scaler checkpoint fork gloo"
     monkeypatch.chdir(tmp_path)
     workers = f"1x cpu:{FIRST}; 1x cpu:{LAST} slowdown=2"  # whose speeds are measured
     settings = {"workers": workers, "local-steps-fast": "auto"}

@@ -44,7 +44,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def order_of(
     round: int = 1, steps: int = 2, *, value: float = 0.0, **changes: object
 ) -> TrainOrder:
-    arrays = state_record(model_of(value))
+    arrays = changes.pop("arrays", None) or state_record(model_of(value))
     return orders.order_of(round, steps, arrays, **({"stream_stride": 3 * BATCH} | changes))
 
 
@@ -167,6 +167,23 @@ def test_each_order_begins_with_its_model_and_has_its_number_of_steps() -> None:
     assert weight_of(script.train(order_of(2, steps=1, value=7.0))) == 8.0
     script.finish(value=42.0)
     assert models[0].weight.item() == 42.0  # type: ignore[union-attr,operator]
+
+
+def test_compiled_model_computes_with_the_weights_of_the_order() -> None:
+    outputs: list[float] = []
+
+    def compiled(value: float = 1.0) -> Any:
+        return torch.compile(model_of(value), backend="eager")
+
+    def compute(model: nn.Module, session: Session) -> None:
+        outputs.append(model(torch.ones(1, 1)).item())
+
+    script = Script(script_of(compute, model=compiled))
+    for number, value in ((1, 2.0), (2, 3.0)):
+        script.train(order_of(number, steps=1, arrays=state_record(compiled(value))))
+    script.exchange.finish(state_record(compiled(4.0)))
+    script.thread.join(10)
+    assert outputs == [1.0, 2.0, 3.0]
 
 
 def test_samples_of_the_steps_are_reported_whatever_the_batch_size_of_the_order() -> None:
