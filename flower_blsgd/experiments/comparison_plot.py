@@ -29,15 +29,8 @@ _CURVES_BELOW_FINALS = 2.5
 _MOST_BANDS = 4
 """Largest number of algorithms whose bands do not hide the curves."""
 
-_COLORS = (
-    plots.GREEN,
-    plots.BLUE,
-    plots.ORANGE,
-    plots.PURPLE,
-    plots.VERMILION,
-    plots.SKY,
-    plots.DARK,
-)
+_COLORS = [plots.GREEN, plots.BLUE, plots.ORANGE, plots.PURPLE]
+_COLORS += [plots.VERMILION, plots.SKY, plots.DARK]
 _DASHES = "-", (0, (5, 1.5)), (0, (1, 1))
 
 Style = Mapping[str, Any]
@@ -104,10 +97,9 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 def seed_band(curves: Sequence[Mapping[int, tuple[float, float]]]) -> NDArray[np.float64]:
     """Average the curves of several runs, epoch by epoch.
 
-    Only epochs that all runs evaluated count, and one more point: the last epoch of each run, even
-    if the runs have different numbers of epochs. The band ends at the mean final value. A curve
-    maps evaluated epochs to seconds and value; none is empty. The rows of the result are the mean
-    seconds, and the mean, lowest and highest value.
+    A curve maps evaluated epochs to seconds and value; none is empty. Only epochs that all runs
+    evaluated count, and the last one of each run, even if their numbers differ. The rows of the
+    result are the mean seconds, and the mean, lowest and highest value.
     """
     common = set.intersection(*map(set, curves)) - {max(max(curve) for curve in curves)}
     points = np.array(
@@ -128,9 +120,9 @@ def _draw_curves(
             seconds.append(found[0])
             edges += found[1:]
     span = _CURVES_BELOW_FINALS * (shown[1] - shown[0])
-    low, high = shown[1] - span, max(edges)
-    if its.metric.sign < 0:
-        low, high = min(edges), shown[0] + span
+    low, high = min(edges), shown[0] + span
+    if its.metric.sign > 0:
+        low, high = shown[1] - span, max(edges)
     axes.set_ylim(_start_below(low, min(edges), its.metric), high)
     if max(seconds) >= _LOG_FROM_RATIO * min(seconds) > 0:
         axes.set_xscale("log")

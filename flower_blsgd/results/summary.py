@@ -24,6 +24,7 @@ from .metric import Metric, value_in
 from .metrics import Figures, RunMetrics
 from .tables import counted
 
+_FAILURE = ("round", "worker", "kind", "reason")
 _PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
 
 
@@ -41,6 +42,15 @@ def summary_of(
     for _, row in rows:
         if row.trained:
             by_worker.setdefault(row.worker, []).append(row)
+    failures = [
+        (0, worker.label, kind, worker.start_failure)
+        for worker in strategy.registry.workers
+        for kind in worker.failures
+        if kind.endswith(STARTING)
+    ]
+    failures += [
+        (number, row.label, row.failure_kind, row.failure) for number, row in rows if row.failure
+    ]
     return {
         "algorithm": config.algorithm,
         "steps": config.choices.steps,
@@ -69,22 +79,7 @@ def summary_of(
             _worker(strategy.registry.workers[index].profile, its, metrics, config)
             for index, its in sorted(by_worker.items())
         ],
-        "failures": [
-            {"round": 0, "worker": worker.label, "kind": kind, "reason": worker.start_failure}
-            for worker in strategy.registry.workers
-            for kind in worker.failures
-            if kind.endswith(STARTING)
-        ]
-        + [
-            {
-                "round": number,
-                "worker": row.label,
-                "kind": row.failure_kind,
-                "reason": row.failure,
-            }
-            for number, row in rows
-            if row.failure
-        ],
+        "failures": [dict(zip(_FAILURE, failure, strict=True)) for failure in failures],
         "failures_by_worker": {
             worker.label: dict(Counter(worker.failures))
             for worker in strategy.registry.workers

@@ -61,15 +61,6 @@ def test_algorithms_that_are_new_in_the_catalog_are_drawn_apart(draw: Draw) -> N
     assert of_panels[0] == {name: styles_of(names[:6])[name]["color"] for name in names[:6]}
 
 
-def test_mark_of_a_run_that_diverged_stays_on_the_axis(draw: Draw) -> None:
-    runs = [*several(["a", "b", "c"]), made_run("d", 0, (0.1, 0.1))]
-    _, ranking, _ = draw(runs, "a").axes
-    low = ranking.get_xlim()[0]
-    assert low > 90
-    marks = [line.get_xdata()[0] for line in ranking.lines if line.get_marker() == "<"]
-    assert marks == [low]
-
-
 def test_picture_of_a_metric_whose_smaller_values_are_better(draw: Draw) -> None:
     named = {"metric_name": "rmse", "metric_mode": "min"}
     runs = [
@@ -90,16 +81,6 @@ def test_picture_of_a_metric_whose_smaller_values_are_better(draw: Draw) -> None
     assert marks == [ranking.get_xlim()[1]]
     (dotted,) = [line for line in ranking.lines if line.get_linestyle() == ":"]
     np.testing.assert_allclose(dotted.get_xdata(), 0.405)
-
-
-def test_line_ends_at_the_mean_of_what_was_reached(draw: Draw) -> None:
-    runs = [
-        made_run("sync-sgd", 0, (0.5, None, 0.9), 1.0),
-        made_run("sync-sgd", 1, (0.6, 0.7, 0.8), 2.0),
-    ]
-    line = draw(runs, "sync-sgd").axes[0].lines[0].get_xydata()
-    # Both were evaluated after epoch 1, at 1 and 2 s, and after epoch 3, at 3 and 6 s.
-    np.testing.assert_allclose(line, [(1.5, 55), (4.5, 85)])
 
 
 def test_panel_of_simulated_devices_only_if_all_are_known(draw: Draw) -> None:
