@@ -6,8 +6,6 @@ import logging
 import re
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -44,6 +42,9 @@ def hf_hub_reachable() -> bool:
 
 def answers(url: str) -> bool:
     """Return whether a server answers within seconds."""
+    import urllib.error
+    import urllib.request
+
     answered = threading.Event()
 
     def request() -> None:

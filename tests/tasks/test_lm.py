@@ -26,11 +26,6 @@ LENGTH = 16
 CORE = usable_cores()[0]
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return the folder of a tiny GPT-2 with its tokenizer."""

@@ -50,9 +50,8 @@ class Pairs(Dataset):
 
 
 class Dicts(Pairs):
-    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], int]:  # type: ignore[override]
-        inputs, target = super().__getitem__(index)
-        return {"x": inputs}, target
+    def __getitem__(self, index: int) -> Any:
+        return dict(zip(("inputs", "labels"), super().__getitem__(index), strict=True))
 
 
 def network() -> nn.Module:
@@ -203,10 +202,6 @@ def test_check_lets_a_good_task_pass(train: object) -> None:
         ({"test": (INPUTS[:, :1], TARGETS)}, "model(inputs) of test raised RuntimeError: mat1"),
         ({"augment": lambda x, g: x[:1]}, "augment(inputs, generator) returned shape (1, 2), exp"),
         (
-            {"augment": lambda x, g: x[:1], "train": Pairs()},
-            "augment(inputs, generator) returned shape (1, 2), expected a tensor of the whole",
-        ),
-        (
             {"augment": lambda x, g: x.add(1), "train": Dicts()},
             "augment(inputs, generator) of inputs that are a dict raised AttributeError: 'dict'",
         ),
@@ -253,16 +248,9 @@ def test_optimizers_whose_state_cannot_be_kept_are_refused(make: Any, told: str)
     assert refusal(check_task, task_of(optimizer=make)).startswith(told)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda m: torch.optim.RMSprop(m.parameters(), momentum=0.5),
-        lambda m: torch.optim.Adafactor(m.parameters()),
-        lambda m: WithState(m, None, 0.5),
-    ],
-)
-def test_optimizers_of_any_state_per_parameter_pass(make: Any) -> None:
-    check_task(task_of(optimizer=make))
+def test_optimizers_of_any_state_per_parameter_pass() -> None:
+    check_task(task_of(optimizer=lambda m: torch.optim.Adafactor(m.parameters())))
+    check_task(task_of(optimizer=lambda m: WithState(m, None, 0.5)))
 
 
 def refusing(*_: object) -> Tensor:
@@ -278,10 +266,7 @@ def test_pretrained_weights_that_raise_are_told_in_one_line() -> None:
 
 def with_buffer(buffer: Tensor) -> nn.Module:
     model = network()
-    if isinstance(buffer, nn.Parameter):
-        model.register_parameter("extra", buffer)
-    else:
-        model.register_buffer("extra", buffer)
+    model.register_buffer("extra", buffer)
     return model
 
 
@@ -299,10 +284,6 @@ class Extra(nn.Linear):
         (lambda: nn.Linear(2, 3).to(torch.float8_e4m3fn), "'weight' cannot be sent and saved (Got"),
         (lambda: with_buffer(torch.ones(2, dtype=torch.complex128)), f"{REFUSED} (Unknown dtype"),
         (lambda: with_buffer(torch.eye(2).to_sparse()), f"{REFUSED} ("),
-        (
-            lambda: with_buffer(nn.Parameter(torch.ones(2, dtype=torch.complex128))),
-            f"{REFUSED} (Unknown dtype",
-        ),
         (lambda: with_buffer(torch.eye(2).long().to_sparse()), f"{REFUSED} ("),
         (lambda: with_buffer(torch.ones(2, device="meta")), f"{REFUSED} ("),
         (lambda: with_buffer(torch.ones(1).expand(2, 3)), "'extra' is expanded, so its elements"),
@@ -539,12 +520,6 @@ def test_weights_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-@pytest.fixture
 def images(tmp_path: Path) -> str:
     pytest.importorskip("datasets")
     from ..data.image_files import make_folders
@@ -635,11 +610,6 @@ def test_figure_that_cannot_be_computed_is_refused(settings: dict[str, Any], tol
 
 def test_one_of_several_values_may_be_the_figure() -> None:
     check_task(task_of(metric=hits, metric_mode="max", metric_name="both"))
-
-
-class Dicts(Pairs):
-    def __getitem__(self, index: int) -> Any:
-        return dict(zip(("inputs", "labels"), super().__getitem__(index), strict=True))
 
 
 class Triples(Pairs):

@@ -35,11 +35,6 @@ from ..refusal import refusal
 MODELS = ("encoder", "distilbert-micro")
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLSGD_CACHE", str(tmp_path / "cache"))
-
-
 # models
 
 
@@ -217,9 +212,8 @@ def write_csv(
     return str(folder)
 
 
-@pytest.mark.parametrize("columns", ["text,label", "sentence,class", "content,labels"])
-def test_labels_that_are_words_are_numbered_by_name(columns: str, tmp_path: Path) -> None:
-    own = write_csv(tmp_path / "csv", [("Good", "mixed"), ("bad", "bad")], columns)
+def test_labels_that_are_words_are_numbered_by_name(tmp_path: Path) -> None:
+    own = write_csv(tmp_path / "csv", [("Good", "mixed"), ("bad", "bad")], "content,labels")
     for model in MODELS:
         task = load_task("text", own, model)
         check_task(task)
@@ -240,9 +234,6 @@ def test_texts_that_cannot_be_used(tmp_path: Path) -> None:
     def message(test: list[tuple[str, Any]]) -> str:
         return refusal(load_task, "text", write_csv(tmp_path / "csv", test), "encoder")
 
-    assert message([("x", "worse"), ("y", "good")]).endswith(
-        "test has classes that train does not have: worse; use the same classes in both"
-    )
     assert "test has classes that train does not have: 1;" in message([("x", 1)])
     assert not list(tmp_path.rglob("*.npy"))
     assert "task = 'text' needs data" in refusal(load_task, "text", "", "encoder")
