@@ -126,20 +126,6 @@ def test_mean_age_counts_recorded_losses_only() -> None:
 # the highest losses
 
 
-def _marked(losses: list[float], count: int, seed: int = 0) -> list[bool]:
-    rng = np.random.default_rng(seed)
-    return highest_losses(np.array(losses, np.float32), count, rng).tolist()
-
-
-def test_highest_losses_worked() -> None:
-    assert _marked([0.1, 5.0, 3.0, 4.0, 0.2], 2) == [False, True, False, True, False]
-    assert _marked([0.1, 5.0, 3.0, 4.0, 0.2], 3) == [False, True, True, True, False]
-    assert _marked([1.0, 2.0, 2.0], 0) == [False] * 3
-    assert _marked([1.0, 2.0, 2.0], 3) == [True] * 3
-    largest = float(np.finfo(np.float32).max)  # unseen ranks above every number
-    assert _marked([largest, math.inf, largest, math.inf], 2) == [False, True, False, True]
-
-
 @given(_tied_losses, st.data())
 def test_highest_losses_is_top_k(losses: list[float], data: st.DataObject) -> None:
     count = data.draw(st.integers(0, len(losses)))
