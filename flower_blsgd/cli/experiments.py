@@ -162,7 +162,7 @@ def _varied(options: argparse.Namespace) -> "dict[str, list[Value]]":
 def _reproduce(options: argparse.Namespace) -> None:
     from ..experiments.comparison_report import terminal_table
     from ..flower.app_folder import built_in_app, run_config
-    from ..paper.reproduce import reproduce
+    from ..paper.reproduce import cells_to_train, reproduce
 
     def settings(values: "Mapping[str, Value]") -> "Mapping[str, Value]":
         app = replace(built_in_app(), config=values)
@@ -170,17 +170,12 @@ def _reproduce(options: argparse.Namespace) -> None:
 
     find_modules_here()
     with terminated_like_interrupted():
-        cells = reproduce(
-            options.name,
-            options.scale,
-            options.mode,
-            read_seeds(options.seeds) if options.seeds else (),
-            options.only,
-            settings,
-            Path(options.out) if options.out else None,
-            say,
-            lambda comparison: console().print(terminal_table(comparison)),
-        )
+        what = options.name, options.scale, options.mode
+        cells = cells_to_train(*what, options.only, settings)
+        seeds = read_seeds(options.seeds) if options.seeds else ()
+        folder = Path(options.out) if options.out else None
+        for comparison in reproduce(*what, cells, seeds, folder, say):
+            console().print(terminal_table(comparison))
     fail_if([f"{each.cell.name} {problem}" for each in cells for problem in each.failed])
 
 

@@ -1,6 +1,6 @@
 """Repeat a table or a figure of the paper."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -19,53 +19,61 @@ Scale = Literal["smoke", "quick", "full"]
 Mode = Literal["samples", "table"]
 
 
+def cells_to_train(
+    name: str,
+    scale: Scale,
+    mode: Mode,
+    only: str,
+    settings: Callable[[Mapping[str, Value]], Mapping[str, Value]],
+) -> list[RepeatedCell]:
+    """Return the cells of a reproduction; the arguments are those of ``blsgd reproduce``.
+
+    `settings` returns the settings of a cell, in kebab-case, with changes of the user. UsageError
+    if an argument or a setting cannot be used.
+    """
+    cells, found = cells_of(name, scale, only), []
+    several = len({cell.dataset for cell in cells}) > 1
+    for cell in cells:
+        config = _config_of(cell, settings(cell.values), mode, several)
+        found.append(RepeatedCell(cell, config, REPRODUCTIONS[name].arms_of(config)))
+    return found
+
+
 def reproduce(
     name: str,
     scale: Scale,
     mode: Mode,
+    cells: Sequence[RepeatedCell],
     seeds: Sequence[int],
-    only: str,
-    settings: Callable[[Mapping[str, Value]], Mapping[str, Value]],
     folder: Path | None,
     log: Callable[[str], object],
-    show: Callable[[Comparison], object],
-) -> list[RepeatedCell]:
-    """Train the runs of a reproduction on this machine, and write figures next to the paper's.
+) -> Iterator[Comparison]:
+    """Train cells on this machine, and write their figures next to the paper's.
 
-    `name`, `scale`, `mode`, `seeds`, `only` and `folder` are those of ``blsgd reproduce``.
-    `settings` returns the settings of a cell, in kebab-case, with changes of the user. `log` takes
-    lines of progress, `show` the comparison of each cell that is finished. Runs are trained as by
-    `train_all`.
-
-    Every cell is returned; its `failed` names runs without figures. UsageError if an argument or a
-    setting cannot be used, or no cell can be trained.
+    Yields the comparison of each cell when it is finished; `failed` of a cell then names runs
+    without figures. `log` takes lines of progress. Runs are trained as by `train_all`. UsageError
+    if no cell can be trained.
     """
-    cells, repeated = cells_of(name, scale, only), REPRODUCTIONS[name]
     seeds = seeds or ((0,) if scale == "smoke" else (0, 1, 2))
     suffix = "-table" if mode == "table" else ""
     folder = folder or Path(f"runs/reproduce-{name}-{scale}{suffix}")
-    several = len({cell.dataset for cell in cells}) > 1
-    every = []
-    for cell in cells:
-        config = _config_of(cell, settings(cell.values), mode, several)
-        every.append(RepeatedCell(cell, config, repeated.arms_of(config)))
     runs = [
         run_folder(folder / each.cell.name, arm, seed)
-        for each in every
+        for each in cells
         for arm in each.arms
         for seed in seeds
     ]
     log(f"{len(runs)} runs, {sum(map(_is_finished, runs))} of them finished")
 
-    for each in every:
+    for each in cells:
         try:
             each.config = prepare(each.config, each.arms, folder / each.cell.name, log)
         except UsageError as error:
             each.failed = [str(error)]
             log(f"{each.cell.name} left out: {error}")
-    ready = [each for each in every if not each.failed]
+    ready = [each for each in cells if not each.failed]
     if not ready:
-        raise UsageError(every[0].failed[0])
+        raise UsageError(cells[0].failed[0])
     for each in ready:
         below = folder / each.cell.name
 
@@ -81,11 +89,11 @@ def reproduce(
         if draw := FIGURES.get(name):
             with written_whole(below / f"{name}.png") as part:
                 draw({arm: by_arm[arm] for arm in each.arms if arm in by_arm}, part)
-        show(each.comparison)
-        write_reproduction(f"{name}, {scale} scale, {mode} mode", repeated, every, folder)
+        title = f"{name}, {scale} scale, {mode} mode"
+        write_reproduction(title, REPRODUCTIONS[name], cells, folder)
+        yield each.comparison
     if any(each.comparison for each in ready):
         log(f"in {folder}: reproduction.md, reproduction.csv, and a comparison for each cell")
-    return every
 
 
 def _config_of(cell: Cell, values: Mapping[str, Value], mode: Mode, several: bool) -> RunConfig:
