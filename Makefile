@@ -20,8 +20,13 @@ train: $(VENV)/.installed  ## Train on real images with a fast and a slow worker
 	@$(BIN)/blsgd run . -c digits $(ARGS)
 
 # Three at once keep two cores busy, also while tests wait; more only import torch more often.
-test: check  ## Lint, types and all tests
-	@$(BIN)/python -m pytest -q -p no:cacheprovider -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 3 --dist loadfile --no-loadscope-reorder
+
+test: check  ## Lint, types, and tests of every rule
+	@$(PYTEST)
+
+test-all: check  ## Also the guides, the examples and nodes of several devices, as they are started
+	@$(PYTEST) -m 'not soak'
 
 fuzz: $(VENV)/.installed-dev  ## New random examples: settings, 100,000 records, 10,000 files
 	@HYPOTHESIS_PROFILE=fuzz $(BIN)/python -m pytest -q -m hypothesis \
@@ -65,4 +70,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP_INSTALL) --editable '.[simulation,vision,text,lora,lightning,tensorboard,docs,dev]'
 	@touch $@
 
-.PHONY: help train test fuzz soak simulation deployment docs check format
+.PHONY: help train test test-all fuzz soak simulation deployment docs check format

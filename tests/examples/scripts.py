@@ -60,4 +60,4 @@ def printed_difference(readme: Path) -> list[str]:
     """Return the difference that a README prints, as `difference` does."""
     block = r"```diff\n---[^\n]*\n\+\+\+[^\n]*\n(.*?)```"
     (text,) = re.findall(block, readme.read_text(), re.DOTALL)
-    return [line for line in text.splitlines() if line.strip()]
+    return [line for line in text.splitlines() if line.strip("+ ")]

@@ -1,6 +1,6 @@
 """The adapter for the Trainer of transformers, against orders given by hand.
 
-Real processes start the adapter in tests/examples/test_hf_trainer.py.
+Real processes start the adapter in tests/examples/test_scripts.py.
 """
 
 import json
