@@ -423,29 +423,31 @@ PARENT = """
     import os, signal, sys, time
     from pathlib import Path
     sys.path.insert(0, {tests!r})
-    from tests.grids.processes import ask, make_grid, order, process_ids
+    from tests.grids.processes import make_grid, order, process_ids
 
-    folder, when, do = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    folder, what = Path(sys.argv[1]), sys.argv[2]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run behind &
 
     def work():
-        with make_grid(Path({app_dir!r}), 2) as grid:
-            if when == "serving":
-                ask(grid, order(100), order(101))
-            begun = [folder / "begun-100", folder / "begun-101"]
-            forever = {{"wait_for": str(folder / "never")}} if do == "echo" else {{}}
-            grid.push_messages(
-                order(100 + i, do, touch=str(file), **forever) for i, file in enumerate(begun)
-            )
-            while len(process_ids(grid)) < 2:
+        with make_grid(Path({app_dir!r}), 3) as grid:
+            starting, forever = [100, 101, 102], {{"wait_for": str(folder / "never")}}
+            if what != "starting":
+                begun = [folder / "begun-100", folder / "begun-101"]
+                more = {{}} if what == "hold-the-gil" else forever
+                grid.push_messages([
+                    order(100, what, touch=str(begun[0]), **more),
+                    order(101, touch=str(begun[1]), **forever),
+                ])
+                while not all(file.exists() for file in begun):
+                    time.sleep(0.01)
+                starting = [102]
+            grid.push_messages(order(node, **forever) for node in starting)
+            while len(process_ids(grid)) < 3:
                 time.sleep(0.01)
-            while when == "serving" and not all(file.exists() for file in begun):
-                time.sleep(0.01)
-            if "fork" in sys.argv:
-                if os.fork() == 0:  # such as a DataLoader's worker
-                    os.close(1)
-                    time.sleep(90)
-                    os._exit(0)
+            if what == "echo" and os.fork() == 0:  # such as a DataLoader's worker
+                os.close(1)
+                time.sleep(90)
+                os._exit(0)
             print(*process_ids(grid).values(), flush=True)
             time.sleep(60)
 
@@ -458,7 +460,7 @@ PARENT = """
 
 
 class Parent:
-    """A program in a process group of its own that has a grid with two busy workers."""
+    """A program in a process group of its own that has a grid with three workers."""
 
     def __init__(self, app_dir: Path, folder: Path, *arguments: str) -> None:
         script = folder / "parent.py"
@@ -487,20 +489,13 @@ class Parent:
         return not any(is_alive(pid) for pid in self.workers)
 
 
-@pytest.mark.parametrize(
-    ("when", "do", "more"),
-    [
-        ("starting", "echo", ()),
-        ("serving", "hold-the-gil", ()),
-        ("serving", "echo", ("fork",)),
-    ],
-    ids=["starting", "in-a-handler-that-holds-the-gil", "with-a-forked-child"],
-)
+@pytest.mark.parametrize("what", ["hold-the-gil", "echo"])
 def test_parent_that_is_killed_takes_its_workers_along(
-    app_dir: Path, tmp_path: Path, when: str, do: str, more: tuple[str, ...]
+    app_dir: Path, tmp_path: Path, what: str
 ) -> None:
-    with Parent(app_dir, tmp_path, when, do, *more) as parent:
-        assert len(parent.workers) == 2
+    """Two are in a handler, one starts; at "echo", a forked child of the parent has their pipes."""
+    with Parent(app_dir, tmp_path, what) as parent:
+        assert len(parent.workers) == 3
         assert not parent.none_alive()
         os.kill(parent.process.pid, signal.SIGKILL)
         assert parent.process.wait() == -signal.SIGKILL
@@ -509,7 +504,7 @@ def test_parent_that_is_killed_takes_its_workers_along(
 
 def test_ctrl_c_while_workers_start_leaves_nothing(app_dir: Path, tmp_path: Path) -> None:
     """`tests/faults` has it in a round."""
-    with Parent(app_dir, tmp_path, "starting", "echo") as parent:
+    with Parent(app_dir, tmp_path, "starting") as parent:
         assert not parent.none_alive()
         below = processes_below(parent.process.pid, helpers=True)
         os.killpg(parent.process.pid, signal.SIGINT)
