@@ -32,9 +32,11 @@ from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker import MODULES
 
+from ..engines.engine import Deployment
 from ..grids.processes import Held, left_behind, process_ids, shared_bytes
 from .faults import COUNTED, KINDS, Fault, Faults
 from .kill_server import QUICK, kill_and_resume, run_to_its_end
+from .stream_resume import kill_and_resume as resume
 from .training import ROUNDS, train
 
 UNDISTURBED = 20
@@ -220,17 +222,20 @@ def kills(out: Path, count: int, seed: int) -> None:
 
 
 def stream(out: Path, count: int, seed: int) -> None:
-    """Let the script of streams print its table, and keep it."""
-    command = ("-m", "tests.faults.stream_resume", "--times", str(count), "--seed", str(seed))
-    table = Table(out, "stream")
-    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-            if cells[0].isdecimal():
-                table.add(run=cells[0], finished=True, what=", ".join(cells[1:]))
-    if process.returncode:
-        table.add(run="", finished=False, what=f"exit code {process.returncode}")
+    """Kill the ServerApp and a SuperNode of a stream's run, and resume it."""
+    table, draws = Table(out, "stream"), random.Random(seed)
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        deployment = Deployment(Path(folder))
+        try:
+            deployment.start_superlink(simulation=False)
+            for number in range(1, count + 1):
+                try:
+                    what, finished = resume(deployment, Path(folder) / f"run-{number}", draws), True
+                except Exception as failure:
+                    what, finished = f"{failure}".replace("\n", " ")[:300], False
+                table.add(run=number, finished=finished, what=what)
+        finally:
+            deployment.stop()
 
 
 def links(out: Path) -> None:
