@@ -27,7 +27,7 @@ class Deployment(Engine):
 
     def __init__(self, home: Path) -> None:
         super().__init__(home)
-        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.05"  # 1 s is Flower's default
+        self.environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.2"  # 1 s is Flower's default
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
 
     def use_nodes(self, *configs: str) -> None:

@@ -85,7 +85,7 @@ def start(folder: Path, marker: str, parts: str) -> "subprocess.Popen[str]":
             "KEEP": str(folder),
             "RUN_CONFIG": "epochs=1 threads=1 local-steps-slow=8",
             "PARTS": parts,
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
             MARKER: marker,
         },
         stdin=subprocess.DEVNULL,
@@ -96,6 +96,7 @@ def start(folder: Path, marker: str, parts: str) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.full
 @pytest.mark.engines
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(

@@ -24,7 +24,7 @@ from .kill_server import (
 pytestmark = pytest.mark.processes
 
 
-LONGER = (*QUICK, "-s", "epochs=20")
+LONGER = (*QUICK, "-s", "epochs=10")
 """Rounds enough, so that the run is not over before the last signal."""
 
 
