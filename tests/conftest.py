@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,32 @@ _WAITING_MARKERS = "engines", "processes"
 # A shell starts what it puts into the background (`make test &`) with Ctrl-C ignored, and every
 # process started from there inherits that: the tests that press Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Progress:
+    """Shows when each file begins, where several run at once: some wait for processes for long."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._reporter = config.pluginmanager.get_plugin("terminalreporter")
+        self._start, self._begun = time.monotonic(), set[str]()
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        file = nodeid.partition("::")[0]
+        if file not in self._begun:
+            self._begun.add(file)
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"{time.monotonic() - self._start:4.0f} s  {file}")
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Count what passes, and show nothing."""
+        is_passed_test = report.passed and report.when == "call"
+        return ("passed", "", "PASSED") if is_passed_test else None
+
+
+@pytest.hookimpl(trylast=True)  # after the reporter
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None):
+        config.pluginmanager.register(Progress(config))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
