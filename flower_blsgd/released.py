@@ -97,10 +97,11 @@ class ReleasedPlanner(Planner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.selection:
+        selection, sampler = self.settings.selection, self.settings.sampler
+        if selection:
             raise UsageError(
-                f"selection ({type(self.selection).__name__}) leaves out samples of an epoch, but "
-                f"{type(self.sampler).__name__} does not choose samples by epoch; use "
+                f"selection ({type(selection).__name__}) leaves out samples of an epoch, but "
+                f"{type(sampler).__name__} does not choose samples by epoch; use "
                 '"separated" or "uniform"'
             )
 
@@ -116,19 +117,21 @@ class ReleasedPlanner(Planner):
         if self.epoch_ended and training == self.workers:
             last = self.plan
             if last.shape == shape and last.lists_end > last.rounds:
-                rounds = rounds_of_epoch(shape, self.samples_due - self.samples_planned)
+                rounds = rounds_of_epoch(
+                    shape, self.progress.samples_due - self.progress.samples_planned
+                )
                 first_round = last.first_round - last.rounds
                 return replace(last, epoch=epoch, rounds=rounds, first_round=first_round)
-        full_rounds = max(1, self.num_samples // sum(shape.samples_per_round))
+        full_rounds = max(1, self.settings.num_samples // sum(shape.samples_per_round))
         return plan_epoch(
-            seed=self.seed,
+            seed=self.settings.seed,
             epoch=epoch,
             participants=self.participants(training),
             shape=shape,
-            sampler=self.sampler,
+            sampler=self.settings.sampler,
             table=self.table,
-            samples_before=self.samples_planned,
-            samples_due=self.samples_due,
+            samples_before=self.progress.samples_planned,
+            samples_due=self.progress.samples_due,
             rounds_before=rounds_before,
             listed_rounds=1 if self.measured is not None else full_rounds,
         )

@@ -171,7 +171,7 @@ def _train_rounds(
     budget = Budget.of_run(config)
     if recorder.history.evaluation_missing:  # the run that is resumed ended before it
         over = bool(budget.used_up(planner.used, planner.epoch_ended))
-        if end_epoch(EpochEnd(planner.epoch, last_round, arrays), over):
+        if end_epoch(EpochEnd(planner.progress.epoch, last_round, arrays), over):
             return
     are_speeds_shown = planner.measured is None
     if are_speeds_shown:
@@ -283,7 +283,7 @@ def _workload_of_task(
 
 
 def _refuse_without_local_grid(config: RunConfig, strategy: BiasedLocalSGD) -> None:
-    if strategy.planner.train_on.slow_reduce:
+    if strategy.planner.settings.train_on.slow_reduce:
         raise UsageError(
             f'train-on = "{config.choices.train_on}" ({config.algorithm}): slow workers sum '
             "models in shared memory, which only the local grid has; use blsgd run, or "

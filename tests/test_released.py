@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,11 @@ def test_lists_go_on_into_the_next_epoch_and_are_made_anew_within_one(
         rounds.append([order.indices for order in play(planner, server_round, workers_of())])
         found.append(planner.plan.first_round)
     assert found == begun
-    assert (planner.epoch, planner.rounds_total) == (5 if mode == "table" else 4, 13)
-    assert planner.samples_planned_so_far == planner.samples_trained == 13 * 6
+    assert (planner.progress.epoch, planner.progress.rounds_total) == (
+        5 if mode == "table" else 4,
+        13,
+    )
+    assert planner.samples_planned_so_far == planner.progress.samples_trained == 13 * 6
     draws = []
     for first in range(0, 12, horizon):
         by_tier = zip(*rounds[first : first + horizon], strict=True)
@@ -149,7 +153,7 @@ def test_choice_by_loss_is_made_anew_from_the_losses_of_then() -> None:
         assert planner.sampling_stats.share_never_seen == (server_round < 5)
     assert sorted(chosen) == list(range(16, 24))
     stats = planner.sampling_stats  # of round 5, though epoch 3 began with round 7
-    assert (planner.epoch, planner.plan.first_round) == (3, -2)
+    assert (planner.progress.epoch, planner.plan.first_round) == (3, -2)
     assert (stats.slow_picked_loss_mean, stats.all_loss_mean) == (19.5, 11.5)
     assert (stats.loss_age_epochs_mean, stats.distinct_samples >= 16) == (0.0, True)
 
@@ -161,13 +165,13 @@ def test_epoch_with_other_workers_or_steps_begins_with_new_lists() -> None:
     others = workers_of(fast_profile(2), slow_profile(3))  # as many, with the same steps
     for server_round in range(4, 7):
         play(planner, server_round, others)
-        assert (planner.epoch, planner.plan.first_round) == (2, 0)
+        assert (planner.progress.epoch, planner.plan.first_round) == (2, 0)
     play(planner, 7, three())  # 2 rounds of 10 samples, which is the horizon too
-    assert (planner.epoch, planner.plan.rounds, planner.plan.first_round) == (3, 2, 0)
+    assert (planner.progress.epoch, planner.plan.rounds, planner.plan.first_round) == (3, 2, 0)
     play(planner, 8, three())
-    planner.step_policy = SystemAwareSteps(1, 1)
+    planner.settings = replace(planner.settings, step_policy=SystemAwareSteps(1, 1))
     play(planner, 9, three())
-    assert (planner.epoch, planner.plan.first_round) == (4, 0)
+    assert (planner.progress.epoch, planner.plan.first_round) == (4, 0)
 
 
 def test_lists_last_one_round_if_it_has_more_than_all_samples() -> None:

@@ -110,7 +110,7 @@ def _momentum_by_worker(
     strategy: BiasedLocalSGD, grid: Grid, model_shape: ModelShape, query: bool
 ) -> dict[str, Tensors]:
     """Return the checked momentum of workers by index, and set `no_momentum` of all workers."""
-    if strategy.planner.momentum_buffers != "keep":
+    if strategy.planner.settings.momentum_buffers != "keep":
         return {}
     # Momentum that workers have not received since the last resume.
     resumed = strategy.planner.resumed_momentum.items()
@@ -179,11 +179,11 @@ def _restore(
         planner.averaged_momentum = view_record(shape.checked_momentum(averaged))
     for end in state["unevaluated"]:
         epoch, evaluated_round = end["epoch"], end["round"]
-        if not (0 < epoch <= planner.epoch and 0 < evaluated_round <= server_round):
+        if not (0 < epoch <= planner.progress.epoch and 0 < evaluated_round <= server_round):
             raise ValueError("it has a model to evaluate that refers to a future round")
         model = arrays if end["model"] is None else _checked_model(shape, end["model"])
         strategy.unevaluated.append(EpochEnd(epoch, evaluated_round, model))
-    if planner.momentum_buffers == "keep":
+    if planner.settings.momentum_buffers == "keep":
         planner.resumed_momentum = {
             int(index): view_record(shape.checked_momentum(view_record(tensors)))
             for index, tensors in state["momentum"].items()

@@ -164,7 +164,7 @@ class RunHistory:
         """Whether a resumed run still owes the evaluation after its last round, or an epoch's."""
         planner = self._strategy.planner
         ended = planner.epoch_ended or bool(self._budget_used_up() or self.stopped_early)
-        return ended and planner.epoch > (self.rows[-1].epoch if self.rows else 0)
+        return ended and planner.progress.epoch > (self.rows[-1].epoch if self.rows else 0)
 
     @property
     def why_over(self) -> str:
@@ -218,4 +218,4 @@ class RunHistory:
         if self._budget_used_up() or planner.epoch_ended or self.stopped_early:
             self.arrays = arrays
         else:  # a budget in seconds may have ended the run within an epoch, whose row is not final
-            self.rows = [row for row in self.rows if row.epoch < planner.epoch]
+            self.rows = [row for row in self.rows if row.epoch < planner.progress.epoch]

@@ -69,7 +69,7 @@ def summary_of(
         "samples": metrics.samples,
         "samples_planned": strategy.planner.samples_planned_so_far,
         "samples_given_up": strategy.planner.samples_given_up,
-        "samples_cut_off": strategy.planner.samples_cut_off,
+        "samples_cut_off": strategy.planner.progress.samples_cut_off,
         "async_evaluation": _async_evaluation(config, strategy, epochs),
         "mean_loss_age_rounds": epochs[-1].mean_loss_age_rounds if epochs else None,
         "summing_seconds": sum(row.summing_seconds for _, row in rows),

@@ -3,14 +3,14 @@
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import Result
 
-from ..algorithm.averaging import LoadWeighting, Weighting, node_weight
+from ..algorithm.averaging import LoadWeighting, Weighting
 from ..algorithm.catalog import TrainOn
 from ..algorithm.epoch_plan import EpochMode
 from ..algorithm.local_steps import (
@@ -21,18 +21,20 @@ from ..algorithm.local_steps import (
     SystemAwareSteps,
 )
 from ..algorithm.outer_optimizer import OuterOptimizer
-from ..algorithm.sampling import HIGH_LOSS_RATIO, Sampler, SeparatedSampler, UnifiedSampler
+from ..algorithm.sampling import HIGH_LOSS_RATIO, Sampler, SeparatedSampler
 from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection
 from ..config import check_ranges
 from ..errors import UsageError
 from ..flower.array_records import view_record
-from ..protocol import MOMENTUM_POLICIES, Keys, MomentumPolicy, Refusal, TrainOrder
+from ..protocol import Keys, MomentumPolicy, Refusal, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
 from .budget import Budget
+from .checks import check_parts, why_no_hosts
 from .connector import Connector
 from .messages import Address
 from .patience import Patience
+from .plan_state import PlannerSettings
 from .planner import Planner
 from .round import Outcome, Round
 from .round_metrics import RoundRecord, round_record
@@ -197,25 +199,27 @@ class BiasedLocalSGD(TrainingLoop):
             fast_threshold,
             batch_size,
             local_steps.chooses_batches,
-            _no_hosts(weights, train_on),
+            why_no_hosts(weights, train_on),
             num_samples,
         )
         self.planner = self.planner_type(
-            num_samples,
-            batch_size,
-            step_policy=local_steps,
-            local_steps_fast=local_steps_fast or DEFAULT_LOCAL_STEPS,
-            sampler=sampler,
-            mode=epoch,
-            learning_rate=learning_rate,
-            momentum_buffers=momentum_buffers,
-            deadline_seconds=deadline_seconds,
-            seed=seed,
-            train_on=train_on,
-            selection=selection,
-            keys=Keys(self.arrayrecord_key, self.configrecord_key, self.weighted_by_key),
+            PlannerSettings(
+                num_samples,
+                batch_size,
+                step_policy=local_steps,
+                local_steps_fast=local_steps_fast or DEFAULT_LOCAL_STEPS,
+                sampler=sampler,
+                mode=epoch,
+                learning_rate=learning_rate,
+                momentum_buffers=momentum_buffers,
+                deadline_seconds=deadline_seconds,
+                seed=seed,
+                train_on=train_on,
+                selection=selection,
+                keys=Keys(self.arrayrecord_key, self.configrecord_key, self.weighted_by_key),
+            )
         )
-        _check_parts(self.planner, weights, rebalance, clock)
+        check_parts(self.planner.settings, weights, rebalance, clock)
         self.averaging = Averaging(weights, outer_optimizer, parameter_names)
         self.connector = Connector(
             self.registry, self.planner, max(self.min_available_nodes, 1), clock
@@ -250,7 +254,7 @@ class BiasedLocalSGD(TrainingLoop):
             If the workers have different data or models, or one of them cannot take part.
         """
         self.connector.refresh(grid)
-        if self.planner.step_policy.is_open:
+        if self.planner.settings.step_policy.is_open:
             self.connector.choose_steps(grid, arrays, self.averaging)
 
     def configure_train(
@@ -268,7 +272,7 @@ class BiasedLocalSGD(TrainingLoop):
             If no worker is left, or too few to begin another epoch.
         """
         self.prepare(grid, arrays)
-        if self.planner.epoch and self.planner.plan_is_due(self.registry.active):
+        if self.planner.progress.epoch and self.planner.plan_is_due(self.registry.active):
             self.connector.prepare_epoch(grid)
         began, active = time.perf_counter(), self.registry.active
         if self.planner.plan_is_due(active):
@@ -279,7 +283,7 @@ class BiasedLocalSGD(TrainingLoop):
         round = self.round = self.planner.next_round(server_round, active, arrays)
         round.planning_seconds = time.perf_counter() - began
         slow = [worker for worker in active if not worker.fast]
-        if slow and self.planner.train_on.slow_reduce:
+        if slow and self.planner.settings.train_on.slow_reduce:
             round.slow_reduce = SlowWorkerReduce(grid, slow, self.patience_seconds())
         what = "epoch %d, round %d of %d"
         _LOG.info(what, round.epoch, round.round_in_epoch, round.rounds_in_epoch)
@@ -301,7 +305,7 @@ class BiasedLocalSGD(TrainingLoop):
         outcomes = round.read(replies)
         arrays, weights = self.averaging.next_model(round, outcomes)
         momentum = None
-        if self.planner.momentum_buffers == "average":
+        if self.planner.settings.momentum_buffers == "average":
             momentum = average_momentum(outcomes)
         self.planner.record(outcomes, view_record(momentum) if momentum else None)
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
@@ -310,7 +314,9 @@ class BiasedLocalSGD(TrainingLoop):
         self.count_seconds(self.record)
         self.connector.note_round(round, outcomes)
         self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
-        trained_nothing = not self.planner.samples_trained and self.planner.budget_share >= 1
+        trained_nothing = (
+            not self.planner.progress.samples_trained and self.planner.budget_share >= 1
+        )
         all_refuse = outcomes and all(isinstance(o.failure, Refusal) for o in outcomes)
         if self._rounds_lost >= MOST_FAILURES or trained_nothing or all_refuse:
             reasons = "; ".join(
@@ -322,7 +328,7 @@ class BiasedLocalSGD(TrainingLoop):
     def count_seconds(self, record: RoundRecord) -> None:
         """Count the seconds of a round against the budget; also of rounds before a resumed run."""
         self.clock.add(record, self.registry.seconds_per_step_alone(self.clock.clock))
-        self.planner.seconds = self.clock.budget_seconds
+        self.planner.count_seconds(self.clock.budget_seconds)
 
     def patience_seconds(self, most: float = 3600.0) -> float:
         """Return the maximum time to wait for the replies of this round, in seconds.
@@ -333,7 +339,7 @@ class BiasedLocalSGD(TrainingLoop):
         orders = self.round.orders if self.round else ()
         known = _samples_of(pair for pair in orders if not pair[0].failures_in_a_row)
         patience = self._patience.seconds(known, most, self.registry.restart_seconds)
-        return max(patience, 2 * self.planner.deadline_seconds)
+        return max(patience, 2 * self.planner.settings.deadline_seconds)
 
     def _learn_patience(self, round: Round, outcomes: list[Outcome]) -> None:
         seconds = round.reply_seconds
@@ -419,50 +425,3 @@ class BiasedLocalSGD(TrainingLoop):
 def _samples_of(orders: Iterable[tuple[Worker, TrainOrder]]) -> dict[tuple[Address, int], int]:
     """Return the number of samples in the orders, by worker and batch size."""
     return {(w.address, order.batch_size): len(order.indices) for w, order in orders}
-
-
-def _check_parts(planner: Planner, weighting: Weighting, rebalance: bool, clock: Clock) -> None:
-    """Raise UsageError if two parts of a strategy exclude each other."""
-    selection, sampler, policy = planner.selection, planner.sampler, planner.step_policy
-    # The settings of these names may be empty.
-    if not planner.mode:
-        raise UsageError(f"epoch = '' must be one of {', '.join(get_args(EpochMode))}")
-    if not planner.momentum_buffers:
-        raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
-    if selection:
-        if isinstance(sampler, UnifiedSampler):
-            raise UsageError(
-                f"selection ({type(selection).__name__}) leaves out samples of an epoch, but "
-                'sampler = "unified" gives all remaining samples to the second tier; use '
-                '"separated" or "uniform"'
-            )
-        if planner.mode == "table":
-            raise UsageError(
-                'selection makes epochs shorter, but epoch = "table" has the number of rounds of '
-                'the paper; use epoch = "samples"'
-            )
-    if weighting.momentum_buffers not in ("", planner.momentum_buffers):
-        raise UsageError(
-            f'momentum-buffers = "{planner.momentum_buffers}" does not work with '
-            f'{type(weighting).__name__}, which needs "{weighting.momentum_buffers}"'
-        )
-    if rebalance and not policy.with_local_steps(1).needs_speeds:
-        raise UsageError(
-            f"rebalance = true needs steps that follow from speeds, not {type(policy).__name__}; "
-            'use steps = "system-aware" and local-steps-slow = "auto"'
-        )
-    if rebalance and clock == "device":
-        raise UsageError(
-            'rebalance = true follows measured speeds, but clock = "device" computes with '
-            'fixed ones; use clock = "wall"'
-        )
-
-
-def _no_hosts(weighting: Weighting, train_on: TrainOn) -> str:
-    """Return the reason why nodes with several devices cannot take part; empty if they can."""
-    if not node_weight(weighting):
-        name = type(weighting).__name__
-        return f"{name} cannot be computed on a node: only the built-in weightings can"
-    if train_on.slow_reduce:
-        return "slow workers reduce models in shared memory only"
-    return ""

@@ -124,12 +124,12 @@ class Connector:
         Nodes that did not answer before are queried after 1, 2, 4, 8, ... epochs only. Waits if too
         few training workers are left; AggregationError if they do not return.
         """
-        registry, began = self.registry, self.planner.began
+        registry, began = self.registry, self.planner.progress.began
         training = self.planner.training
         first_new, needed = len(registry.workers), min(self.min_workers, began)
         known = {worker.node_id for worker in registry.workers}
         nodes = set(grid.get_node_ids()) - known - registry.refused_nodes
-        if self.planner.epoch & (self.planner.epoch - 1):
+        if self.planner.progress.epoch & (self.planner.progress.epoch - 1):
             nodes -= self._queried_nodes
         nodes |= {w.node_id for w in registry.workers if w.present and w.excluded}
         self._query(grid, sorted(nodes))
@@ -174,7 +174,13 @@ class Connector:
             shape = planner.check(workers)
             averaging = replace(averaging, outer_optimizer=None)
             rows, _ = measure_rounds(
-                grid, training, arrays, shape, planner.num_samples, averaging, planner.keys
+                grid,
+                training,
+                arrays,
+                shape,
+                planner.settings.num_samples,
+                averaging,
+                planner.settings.keys,
             )
             if rows:
                 # Lower quartiles, because disturbances only lengthen a round and medians vary more.
@@ -183,17 +189,17 @@ class Connector:
                 )
                 for worker, seconds, size in zip(training, speeds, shape.batch_sizes, strict=True):
                     counts = worker.measured and self.clock == "wall"
-                    if counts and size == worker.own_batch(planner.batch_size):
+                    if counts and size == worker.own_batch(planner.settings.batch_size):
                         worker.profile = replace(worker.profile, seconds_per_step=seconds)
                 self.registry.assign_tiers()
         planner.take_steps(planner.fewest_steps(workers, overhead_seconds))
         taken, share = "an unknown time in addition to computing", ""
         if overhead_seconds:
             taken = f"{overhead_seconds:.3g} s in addition to computing"
-            shape = planner.shape(workers, planner.local_steps_fast)
+            shape = planner.shape(workers, planner.settings.local_steps_fast)
             if seconds := max(planner.computing_seconds(training, shape)):
                 share = f", {overhead_seconds / (overhead_seconds + seconds):.1%} of the time"
-        chosen = f"local-steps-fast = auto: {planner.local_steps_fast}"
+        chosen = f"local-steps-fast = auto: {planner.settings.local_steps_fast}"
         self.steps_chosen = f"{chosen}; a round takes {taken}{share}"
         _PROGRESS.info(self.steps_chosen)
 
@@ -207,7 +213,7 @@ class Connector:
             return
         for worker, report in ((o.worker, o.report) for o in outcomes if o.load):
             if report and report.compute_seconds:
-                size = worker.own_batch(planner.batch_size)
+                size = worker.own_batch(planner.settings.batch_size)
                 newest = report.compute_seconds * size / report.num_examples
                 if len(self._rounds) > _WARM_UP_ROUNDS:  # disturbances only lengthen a round
                     newest = min(newest, planner.measured.get(worker.index, newest))
@@ -267,9 +273,13 @@ class Connector:
         return online
 
     def _measure_speeds(self, grid: Grid, first_new: int) -> None:
-        registry, planner, batch_size = self.registry, self.planner, self.planner.batch_size
+        registry, planner, batch_size = (
+            self.registry,
+            self.planner,
+            self.planner.settings.batch_size,
+        )
         known = [w for w in registry.active if w.profile.device != UNKNOWN_DEVICE]
-        by_speed = planner.step_policy.needs_speeds
+        by_speed = planner.settings.step_policy.needs_speeds
         needed = any(not w.profile.tier or (by_speed and not w.profile.steps) for w in known)
         due, self._speeds_are_due = self._speeds_are_due, False
         unknown = [w for w in known if not w.profile.seconds_per_step]
@@ -278,7 +288,7 @@ class Connector:
         if planner.measures_in_rounds:
             if planner.training(unknown):  # also of a worker that failed until now
                 planner.measured = planner.measured or {}
-                if self.clock == "device" and not planner.epoch:
+                if self.clock == "device" and not planner.progress.epoch:
                     raise UsageError(
                         'clock = "device" needs the speed of each worker alone, but scripts are '
                         "measured while all train; give every worker seconds-per-step="

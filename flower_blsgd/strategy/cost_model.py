@@ -52,7 +52,7 @@ def predict_run(
     begin with these workers.
     """
     planner, weighting = strategy.planner, strategy.averaging.weighting
-    training, batch_size = planner.training(workers), planner.batch_size
+    training, batch_size = planner.training(workers), planner.settings.batch_size
     if not all(worker.profile.seconds_per_step > 0 for worker in training):
         return None
     planner.check(workers)
@@ -79,7 +79,7 @@ def predict_run(
     return Prediction(
         tuple(rows),
         max(computing) + overhead_seconds,
-        shape.table_rounds or max(1.0, planner.num_samples / sum(samples)),
+        shape.table_rounds or max(1.0, planner.settings.num_samples / sum(samples)),
         best_speed_up(weighting, speeds, sizes, fast) if any(fast) else None,
     )
 

@@ -7,39 +7,31 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
-from flwr.serverapp.exception import AggregationError
 
-from ..algorithm.catalog import TrainOn
 from ..algorithm.epoch_plan import (
-    EpochMode,
     EpochPlan,
     RoundShape,
     plan_epoch,
     round_shape,
 )
-from ..algorithm.local_steps import Participant, StepPolicy, SystemAwareSteps, fewest_steps
+from ..algorithm.local_steps import Participant, SystemAwareSteps, fewest_steps
 from ..algorithm.loss_table import LossTable
 from ..algorithm.randomness import derived_seed
-from ..algorithm.sampling import SampleList, Sampler
+from ..algorithm.sampling import SampleList
 from ..algorithm.sampling_stats import SamplingStats, sampling_stats
-from ..algorithm.schedules import LearningRate
-from ..algorithm.selection import Selected, Selection, SelectionRequest
+from ..algorithm.selection import Selected, SelectionRequest
 from ..algorithm.validation import checked_selected
 from ..errors import UsageError
 from ..fields import from_record, to_record
 from ..flower.array_records import tensors_of, view_record
-from ..protocol import Keys, TrainOrder
+from ..protocol import TrainOrder
 from .budget import Budget
+from .checks import refuse_missing_tier, refuse_nobody
+from .plan_state import PlannerProgress, PlannerSettings
 from .round import Outcome, Round
 from .workers import Worker
 
 _LOG = logging.getLogger(__name__)
-
-_COUNTERS = (
-    *("epoch", "rounds_done", "rounds_total", "began"),
-    *("samples_planned", "samples_due", "samples_trained", "samples_cut_off"),
-    *("rounds_before", "share_before"),
-)
 
 _MEASURED_SECONDS = 0.3
 """Longest computing in a round that measures speeds, unless one step takes longer."""
@@ -49,75 +41,60 @@ _MEASURED_SECONDS = 0.3
 class Planner:
     """Plan of the epochs and rounds, and the progress of the run.
 
-    The parameters are those of `BiasedLocalSGD`; `mode` is its ``epoch``, and `keys` are the names
-    of records in messages. Only `record` writes the losses in `table`. Before the first epoch,
-    `epoch` is 0, and `plan` and its `sampling_stats` are unset. Further attributes:
+    Only `record` writes the losses in `table`. Before the first epoch, `plan` and its
+    `sampling_stats` are unset. Further attributes:
 
-    - `workers`: those of the plan; `began`: their number in the first epoch.
-    - `rounds_done`, `rounds_total`: completed rounds of this epoch, and of all epochs.
-    - `samples_planned`, `samples_due`: samples of all epochs, including the whole current one:
-      after rounding to whole rounds, and before.
-    - `samples_trained`, `samples_cut_off`: samples of completed rounds: trained on, and skipped
-      because of a deadline.
+    - `workers`: those of the plan.
     - `averaged_momentum`: sent with every order of the next round; for the policy ``"average"``.
     - `resumed_momentum`: sent to each worker, by index, after a resume until an order succeeds; for
       the policy ``"keep"``.
     - `measures_in_rounds`: whether rounds of training measure unknown speeds, as for scripts.
     - `measured`: seconds per step by worker index, as far as known, while rounds measure speeds;
       else None. The rest of the epoch is planned again after each of these rounds.
-    - `rounds_before`, `share_before`: of this epoch, when the number of its rounds changed.
-    - `budget`: of the run, which schedules follow; `seconds`: those that are used of it.
+    - `budget`: of the run, which schedules follow.
     """
 
-    num_samples: int
-    batch_size: int
-    step_policy: StepPolicy
-    local_steps_fast: int
-    sampler: Sampler
-    mode: EpochMode
-    learning_rate: LearningRate
-    momentum_buffers: str
-    deadline_seconds: float
-    seed: int
-    train_on: TrainOn = TrainOn()
-    selection: Selection | None = None
-    keys: Keys = Keys()
+    settings: PlannerSettings
 
     def __post_init__(self) -> None:
-        self.table = LossTable(self.num_samples)
-        self.epoch = self.rounds_done = self.rounds_total = self.began = 0
-        self.samples_planned = self.samples_due = 0
-        self.samples_trained = self.samples_cut_off = 0
+        self.table = LossTable(self.settings.num_samples)
+        self.progress = PlannerProgress()
+        self.budget = Budget()
+        self.plan: EpochPlan
+        self.sampling_stats: SamplingStats
+        self.workers: list[Worker] = []
         self.averaged_momentum: ArrayRecord | None = None
         self.resumed_momentum: dict[int, ArrayRecord] = {}
         self.measured: dict[int, float] | None = None
         self.measures_in_rounds = False
-        self.rounds_before, self.share_before = 0, 0.0
-        self.plan: EpochPlan
-        self.sampling_stats: SamplingStats
-        self.budget, self.seconds = Budget(), 0.0
-        self.workers: list[Worker] = []
         self._without_room: set[int] = set()
+
+    def _count(self, **changes: Any) -> None:
+        self.progress = replace(self.progress, **changes)
 
     @property
     def epoch_ended(self) -> bool:
         """Whether the epoch has no rounds left; True before the first epoch."""
-        return self.epoch == 0 or self.rounds_done == self.plan.rounds
+        return self.progress.epoch == 0 or self.progress.rounds_done == self.plan.rounds
 
     @property
     def epochs_done(self) -> float:
         """Number of completed epochs, including the completed share of the current one."""
-        return self.epoch and self.epoch - 1 + self._share_done
+        return self.progress.epoch and self.progress.epoch - 1 + self._share_done
 
     @property
     def _share_done(self) -> float:
-        done, rounds = self.rounds_done - self.rounds_before, self.plan.rounds - self.rounds_before
-        return self.share_before + (1 - self.share_before) * (done / rounds)
+        progress = self.progress
+        done = progress.rounds_done - progress.rounds_before
+        rounds = self.plan.rounds - progress.rounds_before
+        return progress.share_before + (1 - progress.share_before) * (done / rounds)
 
     @property
     def used(self) -> Budget:
         """Used part of the budget."""
-        return Budget(self.epochs_done, self.seconds, self.rounds_total, self.samples_trained)
+        progress = self.progress
+        counts = progress.rounds_total, progress.samples_trained
+        return Budget(self.epochs_done, progress.seconds, *counts)
 
     @property
     def budget_share(self) -> float:
@@ -135,40 +112,40 @@ class Planner:
         active workers are those that can get an order, in worker order. UsageError if the settings
         do not fit the workers or the data; AggregationError without a worker.
         """
-        if self.epoch == 0:
+        if self.progress.epoch == 0:
             self.check(active)
         if self.plan_is_due(active):
             self._plan(server_round, active)
-        elif self.measured is not None or self.rounds_done == self.plan.lists_end:
+        elif self.measured is not None or self.progress.rounds_done == self.plan.lists_end:
             others = [worker for worker in active if worker not in self.training(active)]
             self._plan(server_round, [*self.workers, *others], is_rest=True)
-        rate = self.learning_rate.at(
-            self.epoch, self.budget_share, self.rounds_done, self.plan.rounds
+        rate = self.settings.learning_rate.at(
+            self.progress.epoch, self.budget_share, self.progress.rounds_done, self.plan.rounds
         )
         orders = [
             (worker, self._order(server_round, rank, worker, rate, arrays))
             for rank, worker in enumerate(self.workers)
             if worker in active
         ]
-        position = self.epoch, self.rounds_done + 1, self.plan.rounds
-        return Round(orders, arrays, self.keys, self.batch_size, *position)
+        position = self.progress.epoch, self.progress.rounds_done + 1, self.plan.rounds
+        return Round(orders, arrays, self.settings.keys, self.settings.batch_size, *position)
 
     def _order(
         self, server_round: int, rank: int, worker: Worker, rate: float, arrays: ArrayRecord
     ) -> TrainOrder:
         shape, per_round = self.plan.shape, self.plan.shape.samples_per_round
-        in_stream = self.sampler.is_stream and self.selection is None
+        in_stream = self.settings.sampler.is_stream and self.settings.selection is None
         return TrainOrder(
             round=server_round,
-            epoch=self.epoch,
+            epoch=self.progress.epoch,
             local_steps=shape.local_steps[rank],
             batch_size=shape.batch_sizes[rank],
             learning_rate=rate,
-            seed=derived_seed(self.seed, "order", server_round, worker.index),
-            deadline_seconds=self.deadline_seconds,
-            momentum_policy=self.momentum_buffers,
-            indices=self.plan.indices(self.rounds_done, rank),
-            sample_weights=self.plan.sample_weights(self.rounds_done, rank),
+            seed=derived_seed(self.settings.seed, "order", server_round, worker.index),
+            deadline_seconds=self.settings.deadline_seconds,
+            momentum_policy=self.settings.momentum_buffers,
+            indices=self.plan.indices(self.progress.rounds_done, rank),
+            sample_weights=self.plan.sample_weights(self.progress.rounds_done, rank),
             arrays=arrays,
             momentum=self.averaged_momentum or self.resumed_momentum.get(worker.index),
             progress=min(1.0, self.budget_share),
@@ -193,15 +170,22 @@ class Planner:
                 outcome.worker.note_time(
                     report.compute_seconds,
                     report.num_examples,
-                    self.batch_size,
-                    per_epoch=self.step_policy.follows_speeds,
+                    self.settings.batch_size,
+                    per_epoch=self.settings.step_policy.follows_speeds,
                 )
-        self.samples_trained += int(sum(outcome.load for outcome in outcomes))
-        self.samples_cut_off += sum(outcome.cut_off for outcome in outcomes)
-        self.rounds_done += 1
-        self.rounds_total += 1
+        before = self.progress
+        self._count(
+            samples_trained=before.samples_trained + int(sum(o.load for o in outcomes)),
+            samples_cut_off=before.samples_cut_off + sum(o.cut_off for o in outcomes),
+            rounds_done=before.rounds_done + 1,
+            rounds_total=before.rounds_total + 1,
+        )
         if momentum is not None:
             self.averaged_momentum = momentum
+
+    def count_seconds(self, seconds: float) -> None:
+        """Set the used seconds of the budget."""
+        self._count(seconds=seconds)
 
     def check(self, workers: Sequence[Worker]) -> RoundShape:
         """Check that a run can begin with these workers, and return the shape of its rounds.
@@ -210,35 +194,39 @@ class Planner:
         tier is missing, or not even one step of every worker fits into the data; AggregationError
         without a worker.
         """
-        _refuse_nobody(workers)
-        _refuse_missing_tier(workers, self.sampler, self.train_on, self.batch_size)
-        policy, steps = self.step_policy, self.local_steps_fast
+        refuse_nobody(workers)
+        refuse_missing_tier(
+            workers, self.settings.sampler, self.settings.train_on, self.settings.batch_size
+        )
+        policy, steps = self.settings.step_policy, self.settings.local_steps_fast
         if policy.is_open:
             steps = fewest_steps(policy, self.participants(self.training(workers)), 0.0)
         return self.shape(workers, steps)
 
     def training(self, workers: Sequence[Worker]) -> list[Worker]:
         """Return the workers that train."""
-        return [worker for worker in workers if worker.fast or not self.train_on.fast_only]
+        return [worker for worker in workers if worker.fast or not self.settings.train_on.fast_only]
 
     def fewest_steps(self, workers: Sequence[Worker], overhead_seconds: float | None) -> int:
         """Return the best tau_fast of an open step policy; else the tau_fast of the run.
 
         `overhead_seconds` is the duration of a round without computing; None or 0 if unknown.
         """
-        if not self.step_policy.is_open:
-            return self.local_steps_fast
+        if not self.settings.step_policy.is_open:
+            return self.settings.local_steps_fast
         training, overhead_steps = self.training(workers), None
-        by_speed = sorted(training, key=lambda w: w.samples_per_second(self.batch_size))
+        by_speed = sorted(training, key=lambda w: w.samples_per_second(self.settings.batch_size))
         if overhead_seconds and by_speed and by_speed[-1].profile.seconds_per_step:
             overhead_steps = overhead_seconds / by_speed[-1].profile.seconds_per_step
-        return fewest_steps(self.step_policy, self.participants(training), overhead_steps)
+        return fewest_steps(self.settings.step_policy, self.participants(training), overhead_steps)
 
     def take_steps(self, local_steps_fast: int) -> None:
         """Set the tau_fast of an open step policy."""
-        if self.step_policy.is_open:
-            self.step_policy = self.step_policy.with_local_steps(local_steps_fast)
-            self.local_steps_fast = local_steps_fast
+        if self.settings.step_policy.is_open:
+            policy = self.settings.step_policy.with_local_steps(local_steps_fast)
+            self.settings = replace(
+                self.settings, step_policy=policy, local_steps_fast=local_steps_fast
+            )
 
     def shape(
         self, workers: Sequence[Worker], local_steps_fast: int, selected: int | None = None
@@ -248,7 +236,7 @@ class Planner:
         `selected` is the number of samples of the epoch; by default all. UsageError if not even one
         step of every worker fits into the data.
         """
-        policy = self.step_policy.with_local_steps(local_steps_fast)
+        policy = self.settings.step_policy.with_local_steps(local_steps_fast)
         participants = self.participants(self.training(workers))
         if self.measured is not None and policy.with_local_steps(1).needs_speeds:
             known = [
@@ -266,17 +254,17 @@ class Planner:
                 policy,
                 participants,
                 len(self.table),
-                self.mode,
+                self.settings.mode,
                 local_steps_fast,
                 len(workers),
-                selected or self.num_samples,
+                selected or self.settings.num_samples,
             )
         except ValueError as error:
             raise UsageError(str(error)) from None
 
     def participants(self, training: Sequence[Worker]) -> list[Participant]:
         """Return the workers as step policies see them; gamma is relative to the fastest one."""
-        participants = [worker.participant(self.batch_size) for worker in training]
+        participants = [worker.participant(self.settings.batch_size) for worker in training]
         # The fastest by samples per second; with equal batches the largest gamma.
         speeds = ((p.speed_ratio or 0.0, p.own_batch) for p in participants)
         fastest = max(((ratio * batch, ratio) for ratio, batch in speeds), default=(0.0, 0.0))[1]
@@ -286,31 +274,37 @@ class Planner:
     def computing_seconds(self, training: Sequence[Worker], shape: RoundShape) -> list[float]:
         """Return how long each training worker computes in a round; 0 if its speed is unknown."""
         return [
-            count / worker.own_batch(self.batch_size) * worker.profile.seconds_per_step
+            count / worker.own_batch(self.settings.batch_size) * worker.profile.seconds_per_step
             for count, worker in zip(shape.samples_per_round, training, strict=True)
         ]
 
     @property
     def samples_planned_so_far(self) -> int:
         """Samples of all completed rounds: trained on, skipped or cut off."""
-        if self.epoch == 0:
+        if self.progress.epoch == 0:
             return 0
-        rounds_left = self.plan.rounds - self.rounds_done
-        return self.samples_planned - rounds_left * sum(self.plan.shape.samples_per_round)
+        rounds_left = self.plan.rounds - self.progress.rounds_done
+        return self.progress.samples_planned - rounds_left * sum(self.plan.shape.samples_per_round)
 
     @property
     def samples_given_up(self) -> int:
         """Skipped samples: those of failed orders, and of workers that were gone."""
-        return self.samples_planned_so_far - self.samples_trained - self.samples_cut_off
+        return (
+            self.samples_planned_so_far
+            - self.progress.samples_trained
+            - self.progress.samples_cut_off
+        )
 
     # --- state
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for a checkpoint after at least one round."""
-        plan = self.plan
+        plan, settings = self.plan, self.settings
+        counters = asdict(self.progress)
+        del counters["seconds"]
         return {
-            "counters": {name: getattr(self, name) for name in _COUNTERS},
-            "local-steps-fast": 0 if self.step_policy.is_open else self.local_steps_fast,
+            "counters": counters,
+            "local-steps-fast": 0 if settings.step_policy.is_open else settings.local_steps_fast,
             "table": self.table.state_dict(),
             "stats": {n: np.asarray(v) for n, v in asdict(self.sampling_stats).items()},
             "planned-for": [worker.index for worker in self.workers],
@@ -329,12 +323,12 @@ class Planner:
 
     def load_state_dict(self, state: Mapping[str, Any], workers: Sequence[Worker]) -> None:
         """Restore the state, given the registry's workers; ValueError if it does not fit."""
-        counters = {"rounds_before": 0, "share_before": 0.0} | state["counters"]  # 0.1.0 has none
-        if counters.keys() != set(_COUNTERS):
+        before = {"rounds_before": 0, "share_before": 0.0, "seconds": 0.0}  # 0.1.0 has none
+        counters = before | state["counters"]
+        if counters.keys() != asdict(self.progress).keys():
             raise ValueError("its counters belong to another version")
         self.table.load_state_dict(state["table"])
-        for name, value in counters.items():
-            setattr(self, name, value)
+        self.progress = PlannerProgress(**counters)
         if state["local-steps-fast"]:
             self.take_steps(state["local-steps-fast"])
         self.sampling_stats = SamplingStats(**{n: v.item() for n, v in state["stats"].items()})
@@ -350,32 +344,40 @@ class Planner:
 
     def _plan(self, server_round: int, workers: Sequence[Worker], is_rest: bool = False) -> None:
         """Plan the next epoch, or the rest of the current one."""
-        _refuse_nobody(self.training(workers))
+        refuse_nobody(self.training(workers))
         workers = self._those_that_fit(workers)
         training = self.training(workers)
-        rounds_per_epoch = max(1.0, self.rounds_total / (self.epochs_done or 1))
-        epoch, done, share, selected = self.epoch + 1, 0, 0.0, None
+        settings, before = self.settings, self.progress
+        rounds_per_epoch = max(1.0, before.rounds_total / (self.epochs_done or 1))
+        epoch, done, share = before.epoch + 1, 0, 0.0
         if is_rest:
-            epoch, done, share = self.epoch, self.rounds_done, self._share_done
-            self.samples_planned = self.samples_planned_so_far
-        if self.selection is not None:
-            request = SelectionRequest(self.seed, epoch, self.budget_share)
-            chosen = self.selection.select(request, self.table)
-            selected = checked_selected(self.selection, chosen, self.num_samples)
-        size = self.num_samples if selected is None else len(selected.indices)
-        if not is_rest:
-            self.samples_due += size
-        shape = self.shape(workers, self.local_steps_fast, size)
+            epoch, done, share = before.epoch, before.rounds_done, self._share_done
+        size, selected = settings.num_samples, None
+        if settings.selection is not None:
+            request = SelectionRequest(settings.seed, epoch, self.budget_share)
+            chosen = settings.selection.select(request, self.table)
+            selected = checked_selected(settings.selection, chosen, settings.num_samples)
+            size = len(selected.indices)
+        if is_rest:
+            self._count(samples_planned=self.samples_planned_so_far)
+        else:
+            self._count(samples_due=before.samples_due + size)
+        shape = self.shape(workers, settings.local_steps_fast, size)
         plan = self.plan_lists(epoch, shape, training, done, selected)
         if plan.first_round == done:  # new lists; now, because the epoch changes the losses
             self.sampling_stats = sampling_stats(
                 plan, self.participants(training), self.table, server_round - 1, rounds_per_epoch
             )
-        self.began = self.began or len(training)
         if not is_rest or plan.rounds != self.plan.rounds:
-            self.rounds_before, self.share_before = done, share
-        self.plan, self.epoch, self.rounds_done, self.workers = plan, epoch, done, training
-        self.samples_planned += (plan.rounds - done) * sum(plan.shape.samples_per_round)
+            self._count(rounds_before=done, share_before=share)
+        planned = (plan.rounds - done) * sum(plan.shape.samples_per_round)
+        self._count(
+            epoch=epoch,
+            rounds_done=done,
+            began=before.began or len(training),
+            samples_planned=self.progress.samples_planned + planned,
+        )
+        self.plan, self.workers = plan, training
 
     def plan_lists(
         self,
@@ -386,18 +388,18 @@ class Planner:
         selected: Selected | None,
     ) -> EpochPlan:
         """Return the plan of an epoch, or of its rest after `rounds_before`."""
-        seed = self.seed
-        if rounds_before and (selected or not self.sampler.is_stream):
+        seed = self.settings.seed
+        if rounds_before and (selected or not self.settings.sampler.is_stream):
             seed = derived_seed(seed, "rest-of-epoch", rounds_before)  # not the first samples again
         return plan_epoch(
             seed=seed,
             epoch=epoch,
             participants=self.participants(training),
             shape=shape,
-            sampler=self.sampler,
+            sampler=self.settings.sampler,
             table=self.table,
-            samples_before=self.samples_planned,
-            samples_due=self.samples_due,
+            samples_before=self.progress.samples_planned,
+            samples_due=self.progress.samples_due,
             selected=selected,
             rounds_before=rounds_before,
             listed_rounds=1 if self.measured is not None else None,
@@ -405,43 +407,14 @@ class Planner:
 
     def _those_that_fit(self, workers: Sequence[Worker]) -> Sequence[Worker]:
         """Leave out workers that joined late if one step of all does not fit into the data."""
-        while self.epoch and len(self.training(workers)) > 1:
+        while self.progress.epoch and len(self.training(workers)) > 1:
             try:
-                self.shape(workers, self.local_steps_fast)
+                self.shape(workers, self.settings.local_steps_fast)
                 break
             except UsageError as error:
                 *workers, late = workers
                 if late.index not in self._without_room:
                     self._without_room.add(late.index)
                     what = "%s is left out of epoch %d: %s"
-                    _LOG.warning(what, late.label, self.epoch + 1, error)
+                    _LOG.warning(what, late.label, self.progress.epoch + 1, error)
         return workers
-
-
-def _refuse_nobody(workers: Sequence[Worker]) -> None:
-    if not workers:
-        raise AggregationError("no worker is left to train; see the log above")
-
-
-def _refuse_missing_tier(
-    workers: Sequence[Worker], sampler: Sampler, train_on: TrainOn, batch_size: int
-) -> None:
-    """Raise UsageError if the sampler or `train_on` needs a tier that is missing."""
-    needed, several = {}, len(workers) > 1
-    by_speed = sorted(workers, key=lambda w: -w.samples_per_second(batch_size))
-    name_fast = f"name {by_speed[0].label if several else 'one'} fast"
-    name_slow = f"name {by_speed[-1].label if several else 'one'} slow"
-    # An unnamed worker with an unknown speed may turn out to be slow.
-    unknown = any(not w.profile.tier and w.speed_ratio is None for w in workers)
-    if train_on.fast_only:
-        needed["fast"] = f"only fast workers train; {name_fast}"
-    elif sampler.needs_both_tiers and not unknown:
-        both = "this sampler needs a fast and a slow one"
-        for tier, fix in (("fast", name_fast), ("slow", name_slow)):
-            needed[tier] = f'{both}; {fix}, or use sampler = "uniform"'
-    if train_on.slow_reduce:
-        needed["slow"] = f'slow workers sum the models; {name_slow}, or use train-on = "fast"'
-    for tier, reason in needed.items():
-        if not any(worker.fast is (tier == "fast") for worker in workers):
-            present = ", ".join(worker.label for worker in workers)
-            raise UsageError(f"workers: no {tier} worker among {present}, and {reason}")

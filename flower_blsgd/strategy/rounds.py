@@ -158,7 +158,7 @@ class TrainingLoop(FedAvg):
             over = budget.used_up(planner.used, planner.epoch_ended)
             yield RoundEnd(
                 server_round,
-                planner.epoch,
+                planner.progress.epoch,
                 arrays,
                 metrics or MetricRecord(),
                 self.record,

@@ -54,7 +54,7 @@ def test_blocks_do_what_they_say(names: dict[str, Any]) -> None:
     strategy = names["strategy"]
     # (8 + 4) x 8 = 96 of 192 samples a round: two rounds an epoch. start: 4, fit: to epoch 3,
     # which is 2 more, the stream's start: 2.
-    assert (strategy.planner.epoch, strategy.planner.rounds_total) == (5, 10)
+    assert (strategy.planner.progress.epoch, strategy.planner.progress.rounds_total) == (5, 10)
     assert [worker.fast for worker in strategy.registry.workers] == [True, False]
     losses = strategy.planner.table.losses
     assert losses[losses < float("inf")].mean() < 0.69  # ln 2 is what guessing costs

@@ -76,8 +76,7 @@ class Run:
                 sampling_stats=stats(),
                 samples_planned_so_far=245,
                 samples_given_up=3,
-                samples_cut_off=2,
-                epoch=1,
+                progress=SimpleNamespace(epoch=1, samples_cut_off=2),
                 used=Budget(1, 16.75, 1, 240),
                 epoch_ended=True,
                 table=SimpleNamespace(mean_age_rounds=lambda server_round: server_round / 4),
@@ -119,7 +118,7 @@ class Run:
     def end_epoch(self, epoch: int, metrics: MetricRecord | None = None) -> bool:
         arrays = ArrayRecord({"w": Array(np.full(3, 2.0, np.float32))})
         planner: Any = self.recorder._strategy.planner
-        planner.epoch = epoch
+        planner.progress.epoch = epoch
         planner.used = dataclasses.replace(planner.used, epochs=epoch)
         return self.recorder.add_epoch(EpochEnd(epoch, 2 * epoch, arrays, metrics))
 

@@ -13,6 +13,7 @@ from flower_blsgd.algorithm.sampling import SeparatedSampler
 from flower_blsgd.algorithm.schedules import LearningRate
 from flower_blsgd.protocol import Keys, ProfileQuery, TrainOrder, TrainReport, WorkerProfile
 from flower_blsgd.strategy.connector import Connector
+from flower_blsgd.strategy.plan_state import PlannerSettings
 from flower_blsgd.strategy.planner import Planner
 from flower_blsgd.strategy.replies import CheckedReply
 from flower_blsgd.strategy.round import Outcome, Round
@@ -67,7 +68,8 @@ def planner_of(
         "deadline_seconds": 0.0,
         "seed": 3,
     }
-    return kind(num_samples, batch_size, **(arguments | changes))  # type: ignore[arg-type]
+    settings: Any = arguments | changes
+    return kind(PlannerSettings(num_samples, batch_size, **settings))
 
 
 def orders_of_two() -> Orders:
@@ -81,11 +83,11 @@ def connected(
 ) -> Connector:
     """Return a connector that has connected all workers of a grid; `changes` of `planner_of`."""
     planner = planner_of(**changes)  # type: ignore[arg-type]
-    registry = WorkerRegistry(batch_size=planner.batch_size)
+    registry = WorkerRegistry(batch_size=planner.settings.batch_size)
     nodes = len(list(grid.get_node_ids()))
     connector = Connector(registry, planner, min_workers or nodes, clock)
     connector.refresh(grid)
-    planner.began = len(registry.active)
+    planner.progress = dataclasses.replace(planner.progress, began=len(registry.active))
     return connector
 
 

@@ -119,11 +119,11 @@ def test_planned_samples_are_trained_given_up_or_cut_off(rounds: list[tuple[str,
                 cut_off += len(orders[-1].indices)
         trained = sum(row.num_examples for record in records for row in record.workers)
         given_up = planner.samples_given_up
-        assert planner.samples_cut_off == cut_off
+        assert planner.progress.samples_cut_off == cut_off
         assert planner.samples_planned_so_far == trained + given_up + cut_off
         assert given_up >= 0
         if planner.epoch_ended:
-            assert planner.samples_planned_so_far == planner.samples_planned
+            assert planner.samples_planned_so_far == planner.progress.samples_planned
 
 
 # --- parts of one's own
@@ -279,7 +279,10 @@ def test_worker_without_a_message_of_a_subclass_has_no_part_in_the_round() -> No
     assert [worker.failures for worker in strategy.registry.workers] == [[], [], []]
     assert [row.weight for row in ends[0].record.workers] == pytest.approx([2 / 3, 1 / 3])
     planner = strategy.planner
-    assert (planner.samples_trained, planner.samples_given_up) == (5 * 6 + 7 * 8, 5 * 4 + 7 * 2)
+    assert (planner.progress.samples_trained, planner.samples_given_up) == (
+        5 * 6 + 7 * 8,
+        5 * 4 + 7 * 2,
+    )
     assert log.warnings == []
 
 
@@ -296,7 +299,7 @@ def test_start_goes_on_when_a_node_is_gone_at_the_end_of_an_epoch(
 
     def leave(messages: Iterable[Message], **more: Any) -> Iterable[Message]:
         replies = receive(messages, **more)
-        if strategy.planner.epoch == 1 and 20 in grid.handlers:
+        if strategy.planner.progress.epoch == 1 and 20 in grid.handlers:
             grid.disconnect(20)
         return replies
 

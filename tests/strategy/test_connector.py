@@ -271,7 +271,11 @@ def test_scripts_are_measured_by_rounds_of_training_whose_work_counts(
     starts = [(order.stream_start, order.stream_stride) for order in nodes[1].orders[:6]]
     assert starts == [(2, 4), *((4 + 80 * i + 60, 80) for i in range(4)), (324 + 12, 16)]
     assert {order.learning_rate for node in nodes for order in node.orders} == {0.1}
-    samples = planner.samples_planned, planner.samples_trained, planner.samples_cut_off
+    samples = (
+        planner.progress.samples_planned,
+        planner.progress.samples_trained,
+        planner.progress.samples_cut_off,
+    )
     assert samples == (1988, 1988, 0)
     positions = [(r.epoch, r.round_in_epoch, r.rounds_in_epoch) for r in records]
     assert positions[:5] == [(1, 1, 250), *((1, 2 + i, 13) for i in range(4))]
@@ -306,12 +310,12 @@ def test_scripts_that_fail_or_join_late_or_are_resumed(monkeypatch: pytest.Monke
     planner = resumed.planner
     assert planner.measured is None
     while not planner.epoch_ended:
-        play(resumed, planner.rounds_total + 1, planner.rounds_total + 1)
-    assert (planner.epoch, 0 <= 2000 - planner.samples_planned_so_far < 20) == (1, True)
+        play(resumed, planner.progress.rounds_total + 1, planner.progress.rounds_total + 1)
+    assert (planner.progress.epoch, 0 <= 2000 - planner.samples_planned_so_far < 20) == (1, True)
     late = InRounds(unnamed_profile(2), 0.02)
     grid.connect(99, late)
     with captured_log():
-        first = planner.rounds_total + 1
+        first = planner.progress.rounds_total + 1
         play(resumed, first, first + 14)
     assert steps_of(late) == [(1,)] + [(4,)] * 14
     assert [node.orders[-1].local_steps for node in nodes] == [8, 2]

@@ -101,11 +101,15 @@ def test_epochs_of_fewer_samples_are_as_much_shorter(
             planner.table.record(given, given.astype(np.float32), server_round)
         pruned = infobatch and 1 < epoch < 9  # epoch 9 begins at 8 / 9 of the budget
         due += 45 if pruned else most  # below the mean are 30: 15 of them are left out
-        assert planner.samples_due == due
-        assert planner.samples_planned == planner.samples_trained == planner.samples_planned_so_far
-        assert 0 <= due - planner.samples_planned < 6
-        assert (planner.epoch, planner.epochs_done) == (epoch, epoch)
-        if planner.selection:  # no sample twice before each of them was there once
+        assert planner.progress.samples_due == due
+        assert (
+            planner.progress.samples_planned
+            == planner.progress.samples_trained
+            == planner.samples_planned_so_far
+        )
+        assert 0 <= due - planner.progress.samples_planned < 6
+        assert (planner.progress.epoch, planner.epochs_done) == (epoch, epoch)
+        if planner.settings.selection:  # no sample twice before each of them was there once
             size = 45 if pruned else most
             given = np.concatenate([order.indices for order in orders])
             assert len(np.unique(given)) == min(size, len(given))
@@ -122,7 +126,7 @@ def test_a_round_fits_into_an_epoch_of_fewer_samples() -> None:
     for epoch in range(1, 4):
         orders = play(planner, epoch, workers_of())
         assert [order.local_steps for order in orders] == [10, 5]
-        assert (planner.epoch, planner.samples_planned) == (epoch, 30 * epoch)
+        assert (planner.progress.epoch, planner.progress.samples_planned) == (epoch, 30 * epoch)
         assert len(np.unique(np.concatenate([order.indices for order in orders]))) == 30
     few = planner_of(60, step_policy=policy, sampler=UniformSampler(), selection=Subset(1))
     assert [order.local_steps for order in play(few, 1, workers_of())] == [1, 1]
@@ -158,7 +162,7 @@ def test_sampling_stats_are_those_of_the_losses_before_the_epoch() -> None:
     for server_round in (2, 3, 4, 5):
         play(planner, server_round, workers_of())
     planner.table.record(np.arange(24, dtype=np.int32), np.full(24, 9.0, np.float32), 5)
-    assert planner.epoch == 2
+    assert planner.progress.epoch == 2
     stats = planner.sampling_stats
     assert (stats.all_loss_mean, stats.share_never_seen) == (1.0, 0.5)
     assert stats.loss_age_epochs_mean == 3 / 4  # of round 1, after round 4
@@ -171,7 +175,7 @@ def test_sampling_stats_age_counts_epochs_as_long_as_they_were() -> None:
         play(planner, server_round, workers_of())
     planner.table.record(np.arange(60, dtype=np.int32), np.ones(60, np.float32), 5)
     play(planner, 11, three())
-    assert (planner.epoch, planner.plan.rounds) == (2, 6)
+    assert (planner.progress.epoch, planner.plan.rounds) == (2, 6)
     assert planner.sampling_stats.loss_age_epochs_mean == 5 / 10
 
 
@@ -199,12 +203,15 @@ def test_epochs_have_their_samples_and_progress_never_decreases_with_rounds_that
             planner.measured = dict(enumerate(seconds))
         drawn += [order.indices for order in orders]
         done.append(planner.epochs_done)
-        assert planner.samples_planned_so_far == planner.samples_trained
-        assert planner.epochs_done <= planner.epoch
-        assert planner.epoch_ended == (planner.epochs_done == planner.epoch)
+        assert planner.samples_planned_so_far == planner.progress.samples_trained
+        assert planner.epochs_done <= planner.progress.epoch
+        assert planner.epoch_ended == (planner.epochs_done == planner.progress.epoch)
         if planner.epoch_ended and mode == "samples":
             largest = max(largest, sum(planner.plan.shape.samples_per_round))
-            assert abs(planner.epoch * num_samples - planner.samples_planned) < largest
+            assert (
+                abs(planner.progress.epoch * num_samples - planner.progress.samples_planned)
+                < largest
+            )
     assert done == sorted(done)
     found = np.concatenate(drawn)
     assert found.tolist() == permutation_stream(3, num_samples, 0, len(found)).tolist()

@@ -296,11 +296,14 @@ def test_speeds_are_relative_to_the_workers_that_are_there_at_the_epochs_plan(
     assert steps_of_round(1) == [32, 8, 4]
     loses(grid, strategy)
     second = steps_of_round(2)
-    assert (strategy.planner.epoch, second) == (1, [8, 4])  # within an epoch nothing changes
+    assert (strategy.planner.progress.epoch, second) == (
+        1,
+        [8, 4],
+    )  # within an epoch nothing changes
     while not strategy.planner.epoch_ended:
         steps_of_round(3)
     assert steps_of_round(4) == [32, 16]
-    assert strategy.planner.epoch == 2
+    assert strategy.planner.progress.epoch == 2
 
 
 def test_tiers_of_unnamed_workers_are_those_among_the_workers_that_are_there() -> None:
@@ -385,7 +388,7 @@ def test_worker_that_becomes_four_times_slower_does_fewer_steps_within_two_epoch
     shares = [prediction.waiting_share(fast) for fast in (True, False)]
     assert all(share is not None and share < 0.1 for share in shares)
     per_round = 2 * (16 + 2)
-    assert 6 * 240 - per_round < strategy.planner.samples_planned <= 6 * 240
+    assert 6 * 240 - per_round < strategy.planner.progress.samples_planned <= 6 * 240
 
 
 def test_worker_without_times_in_the_last_epoch_keeps_its_share() -> None:

@@ -1,0 +1,95 @@
+"""Which parts of a strategy, and which workers, exclude each other."""
+
+from collections.abc import Sequence
+from typing import get_args
+
+from flwr.serverapp.exception import AggregationError
+
+from ..algorithm.averaging import Weighting, node_weight
+from ..algorithm.catalog import TrainOn
+from ..algorithm.epoch_plan import EpochMode
+from ..algorithm.local_steps import Clock
+from ..algorithm.sampling import Sampler, UnifiedSampler
+from ..errors import UsageError
+from ..protocol import MOMENTUM_POLICIES
+from .plan_state import PlannerSettings
+from .workers import Worker
+
+
+def check_parts(
+    settings: PlannerSettings, weighting: Weighting, rebalance: bool, clock: Clock
+) -> None:
+    """Raise UsageError if two parts of a strategy exclude each other."""
+    selection, sampler, policy = settings.selection, settings.sampler, settings.step_policy
+    # The settings of these names may be empty.
+    if not settings.mode:
+        raise UsageError(f"epoch = '' must be one of {', '.join(get_args(EpochMode))}")
+    if not settings.momentum_buffers:
+        raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
+    if selection:
+        if isinstance(sampler, UnifiedSampler):
+            raise UsageError(
+                f"selection ({type(selection).__name__}) leaves out samples of an epoch, but "
+                'sampler = "unified" gives all remaining samples to the second tier; use '
+                '"separated" or "uniform"'
+            )
+        if settings.mode == "table":
+            raise UsageError(
+                'selection makes epochs shorter, but epoch = "table" has the number of rounds of '
+                'the paper; use epoch = "samples"'
+            )
+    if weighting.momentum_buffers not in ("", settings.momentum_buffers):
+        raise UsageError(
+            f'momentum-buffers = "{settings.momentum_buffers}" does not work with '
+            f'{type(weighting).__name__}, which needs "{weighting.momentum_buffers}"'
+        )
+    if rebalance and not policy.with_local_steps(1).needs_speeds:
+        raise UsageError(
+            f"rebalance = true needs steps that follow from speeds, not {type(policy).__name__}; "
+            'use steps = "system-aware" and local-steps-slow = "auto"'
+        )
+    if rebalance and clock == "device":
+        raise UsageError(
+            'rebalance = true follows measured speeds, but clock = "device" computes with '
+            'fixed ones; use clock = "wall"'
+        )
+
+
+def why_no_hosts(weighting: Weighting, train_on: TrainOn) -> str:
+    """Return the reason why nodes with several devices cannot take part; empty if they can."""
+    if not node_weight(weighting):
+        name = type(weighting).__name__
+        return f"{name} cannot be computed on a node: only the built-in weightings can"
+    if train_on.slow_reduce:
+        return "slow workers reduce models in shared memory only"
+    return ""
+
+
+def refuse_nobody(workers: Sequence[Worker]) -> None:
+    """Raise AggregationError without a worker."""
+    if not workers:
+        raise AggregationError("no worker is left to train; see the log above")
+
+
+def refuse_missing_tier(
+    workers: Sequence[Worker], sampler: Sampler, train_on: TrainOn, batch_size: int
+) -> None:
+    """Raise UsageError if the sampler or `train_on` needs a tier that is missing."""
+    needed, several = {}, len(workers) > 1
+    by_speed = sorted(workers, key=lambda w: -w.samples_per_second(batch_size))
+    name_fast = f"name {by_speed[0].label if several else 'one'} fast"
+    name_slow = f"name {by_speed[-1].label if several else 'one'} slow"
+    # An unnamed worker with an unknown speed may turn out to be slow.
+    unknown = any(not w.profile.tier and w.speed_ratio is None for w in workers)
+    if train_on.fast_only:
+        needed["fast"] = f"only fast workers train; {name_fast}"
+    elif sampler.needs_both_tiers and not unknown:
+        both = "this sampler needs a fast and a slow one"
+        for tier, fix in (("fast", name_fast), ("slow", name_slow)):
+            needed[tier] = f'{both}; {fix}, or use sampler = "uniform"'
+    if train_on.slow_reduce:
+        needed["slow"] = f'slow workers sum the models; {name_slow}, or use train-on = "fast"'
+    for tier, reason in needed.items():
+        if not any(worker.fast is (tier == "fast") for worker in workers):
+            present = ", ".join(worker.label for worker in workers)
+            raise UsageError(f"workers: no {tier} worker among {present}, and {reason}")
