@@ -114,11 +114,13 @@ def move(
     for tensors in (*models[1:], moved):
         _require_alike(names, models[0], tensors)
     flat_out, *flat = ([tensor.ravel() for tensor in tensors] for tensors in (moved, *models))
-    terms, unit = _terms(scales), max(scales, default=1.0)
+    terms = _terms(scales)
+    unit = max(scales, default=1.0)
 
     def work(chunk: tuple[int, slice]) -> None:
         i, part = chunk
-        target, rows = flat_out[i][part], [model[i][part] for model in flat]
+        target = flat_out[i][part]
+        rows = [model[i][part] for model in flat]
         if target.dtype.kind not in "fc":
             np.maximum.reduce(rows, out=target)
             return
@@ -176,7 +178,8 @@ def _sum(out: AnyArray, rows: Sequence[AnyArray], terms: Sequence[_Term], unit: 
     if any(len(term.models) == 2 for term in terms):
         np.add(base, base, out=twice)
     for n, ((i, *second), factor) in enumerate(terms):
-        row, target = others[i - 1], part if n else total
+        row = others[i - 1]
+        target = part if n else total
         if factor != 1:
             np.subtract(row, base, out=target)
             np.multiply(target, factor, out=target)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ..errors import UsageError
 
-_CPUINFO, _MEMINFO = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
+_MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def usable_cores() -> tuple[int, ...]:
 def _accelerators() -> tuple[str, ...]:
     import torch
 
-    found, count = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+    found = torch.accelerator.current_accelerator()
+    count = torch.accelerator.device_count()
     if found is None or count == 0:
         return ()
     if found.type == "mps":
@@ -94,7 +96,8 @@ def visible_card(device: str, alone: bool = True) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": ""}
     if kind != "cuda" or not (number or "0").isdigit() or not (alone or len(_mig_devices()) > 1):
         return {}
-    index, (variable, cards) = int(number or 0), _visible_cards()
+    index = int(number or 0)
+    variable, cards = _visible_cards()
     own = cards[index : index + 1] if variable in os.environ else [str(index)]
     return {variable: "".join(own), OWN_DEVICE: device}
 
@@ -135,7 +138,8 @@ def accelerator_of(device: str) -> Accelerator:
     """Return the properties of a torch device; those of a CUDA card initialise CUDA."""
     import torch
 
-    module, index = torch.get_device_module(device), torch.device(torch_device(device)).index or 0
+    module = torch.get_device_module(device)
+    index = torch.device(torch_device(device)).index or 0
     if not hasattr(module, "get_device_properties") or index >= module.device_count():
         return Accelerator(device)
     with warnings.catch_warnings():
@@ -163,9 +167,11 @@ def kernel_problem(capability: tuple[int, int], architectures: Sequence[str]) ->
         built.append(least)
     if not built:
         return ""
-    numbers, advice = "up to {}.{}".format(*max(built)), "install a newer one"
+    numbers = "up to {}.{}".format(*max(built))
+    advice = "install a newer one"
     if capability < min(built):
-        numbers, advice = "{}.{} and newer".format(*min(built)), f"install torch from {_OLD_CARDS}"
+        numbers = "{}.{} and newer".format(*min(built))
+        advice = f"install torch from {_OLD_CARDS}"
     return f"is not supported by this torch ({numbers}); {advice}"
 
 
@@ -222,9 +228,10 @@ def require_bytes(needed: int, what: str, advice: str = "") -> None:
     """
     free = free_bytes()
     if free is not None and needed > free:
+        hint = f"; {advice}" if advice else ""
         raise UsageError(
             f"not enough memory: {what} needs {format_bytes(needed)}, but only "
-            f"{format_bytes(free)} is free{f'; {advice}' if advice else ''}"
+            f"{format_bytes(free)} is free{hint}"
         )
 
 

@@ -71,7 +71,8 @@ class Option:
         if isinstance(self.default, str):
             return "|".join(self.choices) or "TEXT"
         number = "N" if isinstance(self.default, int) else "X"
-        return f"{number} ({number} {f'>= {self.least}' if self.least else '> 0'})"
+        limit = f">= {self.least}" if self.least else "> 0"
+        return f"{number} ({number} {limit})"
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value of the right type is allowed, or stands for "not given"."""
@@ -166,10 +167,7 @@ class WorkerSpec(WorkerOptions):
         """Specification of the worker, such as ``"cpu:0-3 fast slowdown=4"``."""
         options = self.given_options()
         tier = [str(options.pop("tier"))] if self.tier else []
-        texts = [
-            f"{key}={int(value) if isinstance(value, float) and value.is_integer() else value}"
-            for key, value in options.items()
-        ]
+        texts = [f"{key}={_shortest(value)}" for key, value in options.items()]
         return " ".join([self.device_with_cores, *tier, *texts])
 
     @property
@@ -184,6 +182,10 @@ class WorkerSpec(WorkerOptions):
         config = {"device": self.device_with_cores, **self.given_options()}
         on_device = sum(other.device == self.device != "cpu" for other in workers)
         return config | ({WORKERS_ON_DEVICE: on_device} if on_device > 1 else {})
+
+
+def _shortest(value: float | str) -> float | str:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 # --- node configs -----------------------------------------------------------------------------
@@ -208,7 +210,8 @@ def worker_from_node_config(node_config: NodeConfig, machine: Machine | None = N
         raise UsageError(f"device = {node_config['device']!r} must name one worker")
     given = {}
     for key in OPTIONS.keys() & node_config.keys():
-        option, value = OPTIONS[key], node_config[key]
+        option = OPTIONS[key]
+        value = node_config[key]
         if value == "":
             continue
         given[option.field] = option.read(str(value))
@@ -288,7 +291,8 @@ def auto_workers(machine: Machine) -> list[WorkerSpec]:
     remain after one core per accelerator and one for the server, if any core remains. Without
     accelerators, the cores are split into a fast and a slow worker; a single core runs both.
     """
-    cores, usable = machine.cores, machine.usable_accelerators
+    cores = machine.cores
+    usable = machine.usable_accelerators
     if not usable:
         half = (len(cores) + 1) // 2
         return [
@@ -384,7 +388,8 @@ def _parse_ids(text: str) -> tuple[int, ...] | None:
         match = re.fullmatch(f"({_DIGITS})(?:-({_DIGITS}))?", part)
         if match is None:
             return None
-        first, last = int(match[1]), int(match[2] or match[1])
+        first = int(match[1])
+        last = int(match[2] or match[1])
         if last < first or last > _LARGEST_ID:
             return None
         ids.update(range(first, last + 1))

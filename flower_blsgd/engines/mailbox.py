@@ -57,7 +57,8 @@ class Mailbox:
         left = math.inf if timeout is None else timeout
         with self._lock:
             while left > 0 and not all(i in self._replies for i in message_ids):
-                begun, most = time.monotonic(), min(left, _SLICE_SECONDS)
+                begun = time.monotonic()
+                most = min(left, _SLICE_SECONDS)
                 notified = self._lock.wait(most)
                 left -= min(time.monotonic() - begun, most) if notified else most
 

@@ -126,7 +126,8 @@ def memory_of(array: Array) -> AnyArray | None:
         return np.ascontiguousarray(memory).reshape(memory.shape)
     if array.stype != _NUMPY:
         return None
-    data, shape = array.data, tuple(array.shape)
+    data = array.data
+    shape = tuple(array.shape)
     fortran = b"'fortran_order': True" in data[:128]
     try:
         header = _header(array.dtype, shape, fortran)
@@ -208,7 +209,8 @@ class Layout:
         arrays = zip(self.places, self.ends, strict=True)
         for dtype, group in itertools.groupby(arrays, lambda array: array[0][2]):
             neighbours = list(group)
-            (*_, begin), end = neighbours[0][0], neighbours[-1][1]
+            *_, begin = neighbours[0][0]
+            end = neighbours[-1][1]
             runs.append((dtype, begin, (end - begin) // dtype.itemsize))
         return runs
 

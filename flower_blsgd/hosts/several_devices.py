@@ -82,7 +82,8 @@ class _SeveralDevices:
     _lock = threading.Lock()
 
     def __init__(self, client_app: str, app_dir: Path) -> None:
-        self._client_app, self._app_dir = client_app, app_dir
+        self._client_app = client_app
+        self._app_dir = app_dir
         self._grid: LocalGrid | None = None
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -107,7 +108,8 @@ class _SeveralDevices:
 
     def _close(self) -> None:
         with self._lock:
-            grid, self._grid = self._grid, None
+            grid = self._grid
+            self._grid = None
         if grid is not None:
             grid.close()
 

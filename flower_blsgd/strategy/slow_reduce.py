@@ -43,9 +43,11 @@ class SlowWorkerReduce:
     ) -> dict[str, AnyArray]:
         """Return ``sum_i w_i x_i`` for every named tensor; see `weighted_average`."""
         counted = [(model, w) for model, w in zip(models, weights, strict=True) if w > 0]
-        first, shares = counted[0][0], tuple(weight for _, weight in counted)
+        first = counted[0][0]
+        shares = tuple(weight for _, weight in counted)
         out = out or {name: np.empty_like(tensor, order="C") for name, tensor in first.items()}
-        flat_out, flat = _flat(out), [_flat(model) for model, _ in counted]
+        flat_out = _flat(out)
+        flat = [_flat(model) for model, _ in counted]
         asked = []
         for rank, worker in enumerate(self.workers):
             part = {

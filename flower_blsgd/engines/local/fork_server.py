@@ -106,8 +106,10 @@ def start_worker(
             args=(worker, threads, variables, program, arguments, output),
             daemon=True,
         )
-        main, here = sys.modules["__main__"], multiprocessing.current_process()
-        spec, daemon = main.__spec__, here.daemon
+        main = sys.modules["__main__"]
+        here = multiprocessing.current_process()
+        spec = main.__spec__
+        daemon = here.daemon
         chosen = multiprocessing.get_start_method(allow_none=True)
         # A child of multiprocessing runs its parent's script again, unless it has this name.
         main.__spec__ = ModuleSpec("__main__", None)
@@ -115,7 +117,8 @@ def start_worker(
         try:
             process.start()
         finally:
-            main.__spec__, here.daemon = spec, daemon
+            main.__spec__ = spec
+            here.daemon = daemon
             if chosen is None:  # starting has set a method; the program may want another one
                 multiprocessing.set_start_method(None, force=True)
         return process

@@ -37,7 +37,8 @@ _LOG = logging.getLogger(__name__)
 Config = Mapping[str, bool | float | int | str]
 
 _FIRST_NODE_ID = 100
-_FILES, _FILES_PER_WORKER = 256, 12
+_FILES = 256
+_FILES_PER_WORKER = 12
 """Open files per worker: a socket, and two for each of its few blocks of shared memory."""
 _RUN_ID = 1
 _JOIN_SECONDS = 10.0
@@ -215,8 +216,11 @@ class WorkerNode:
     """
 
     def __init__(self, job: Job, mailbox: Mailbox, idle_deaths: "queue.SimpleQueue[int]") -> None:
-        self._job, self._mailbox, self._idle_deaths = job, mailbox, idle_deaths
-        worker, node_id = job.worker, job.context.node_id
+        self._job = job
+        self._mailbox = mailbox
+        self._idle_deaths = idle_deaths
+        worker = job.worker
+        node_id = job.context.node_id
         self.label = worker.name or f"{worker.device_with_cores} (node {node_id})"
         self._waiting: queue.SimpleQueue[tuple[Message, Payload] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -224,7 +228,8 @@ class WorkerNode:
         self._handled = ""  # the id of a message
         self.restarts = True  # after a failure
         # Garbage collection may close this node in any thread, also in one that has the lock.
-        self._lock, self._closing = threading.RLock(), False
+        self._lock = threading.RLock()
+        self._closing = False
         self.on_line: Callable[[str], None] = functools.partial(_LOG.info, "[%s] %s", self.label)
 
     def submit(self, message: Message, payload: Payload) -> None:
@@ -250,7 +255,8 @@ class WorkerNode:
     def hang_up(self) -> WorkerProcess | None:
         """Send the process no more messages; return it, or None if it is absent or busy."""
         with self._lock:
-            self.restarts, process = False, self._process
+            self.restarts = False
+            process = self._process
             if process is None or self._handled:
                 return None
             process.hang_up()
@@ -259,14 +265,16 @@ class WorkerNode:
     def begin_close(self) -> None:
         """Refuse further messages, and end the process."""
         with self._lock:
-            self._closing, process = True, self._process
+            self._closing = True
+            process = self._process
             if process is not None:
                 process.kill()
             self._waiting.put(None)
 
     def finish_close(self) -> None:
         """Wait for the end of the process and the thread."""
-        process, thread = self._process, self._thread
+        process = self._process
+        thread = self._thread
         if process is not None:
             process.close()
         if thread is not None and thread is not threading.current_thread():
@@ -276,7 +284,8 @@ class WorkerNode:
         """Handle messages until `begin_close`, in the thread."""
         while self._handle_next():
             pass
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:  # started meanwhile
             process.close()
 
@@ -342,7 +351,8 @@ class WorkerNode:
         assert process is not None
         how = process.end(*seconds)  # it may still run, with a broken pipe
         if self.restarts:
-            self._process, last = None, how.rpartition("\n")[2]
+            self._process = None
+            last = how.rpartition("\n")[2]
             _LOG.warning("worker %s starts again: the process %s", self.label, last)
         return how
 

@@ -71,7 +71,9 @@ class Block:
     """
 
     def __init__(self, number: int, fd: int, copy_on_write: bool = False) -> None:
-        self.number, self.fd, self.size = number, fd, os.fstat(fd).st_size
+        self.number = number
+        self.fd = fd
+        self.size = os.fstat(fd).st_size
         weakref.finalize(self, os.close, fd)
         mode = mmap.MAP_PRIVATE if copy_on_write else mmap.MAP_SHARED
         self._map = mmap.mmap(fd, self.size, mode)

@@ -233,8 +233,9 @@ class WorkerProcess:
 
 def death(code: int) -> str:
     """Return how a process with this exit code died."""
-    number = -code in set(signal.Signals)
-    return f"died ({f'signal {signal.Signals(-code).name}' if number else f'exit code {code}'})"
+    if -code in set(signal.Signals):
+        return f"died (signal {signal.Signals(-code).name})"
+    return f"died (exit code {code})"
 
 
 # --- in the worker's process ------------------------------------------------------------------
@@ -254,7 +255,8 @@ def serve(
             channel.receive().unpack(channel)()
         app = load_app(client_app, app_dir, ClientApp)
         channel.views = takes_views(app)
-        handle, program = handler_of(app, context), main_program_of(app, context)
+        handle = handler_of(app, context)
+        program = main_program_of(app, context)
     except EOFError:
         return
     except Exception:
@@ -277,7 +279,8 @@ def serve(
             INTERRUPTED.set()
             os.killpg(0, signal.SIGINT)  # as Ctrl-C in a terminal
 
-    ended, code = threading.Event(), 0
+    ended = threading.Event()
+    code = 0
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     try:

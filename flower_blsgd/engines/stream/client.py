@@ -44,7 +44,8 @@ killed, or if the server is unreachable. Until then the node takes no other run.
 immediately if another program listens there, such as the next run on a fixed port."""
 
 _ATTEMPT_SECONDS = 5.0
-_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 3.0
+_SHORTEST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 3.0
 
 _WAIT_SECONDS = 0.5
 """Longest wait of a handler: Flower ends a node with a signal, which is handled between waits."""
@@ -86,7 +87,8 @@ class NodeStream:
     def __init__(self, app: ClientApp, request: StreamRequest, context: Context) -> None:
         self._request = request
         self._handle = handler_of(inside_lifespan(app), context)
-        self._program, self._context = main_program_of(app, context), context
+        self._program = main_program_of(app, context)
+        self._context = context
         self._array_type = ArrayView if takes_views(app) else PrivateArray
         host = str(context.node_config.get("superlink", "")).rpartition(":")[0]
         ports = [address.rpartition(":")[2] for address in request.addresses[:1] if host]
@@ -226,7 +228,8 @@ class NodeStream:
                         reason = "the server refused it: its token is no longer valid"
                         break
                     if was_connected:
-                        last_contact, pause = time.monotonic(), _SHORTEST_PAUSE_SECONDS
+                        last_contact = time.monotonic()
+                        pause = _SHORTEST_PAUSE_SECONDS
                         reason = f"its connection broke ({code.name.lower()})"
                         _LOG.info("the stream broke (%s)", code.name.lower())
                 else:

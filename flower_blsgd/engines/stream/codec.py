@@ -205,7 +205,8 @@ def encode_reply(
     """
     records = {}
     for name, record in reply.content.array_records.items() if reply.has_content() else ():
-        tensors, changes = plain_arrays(record), None
+        tensors = plain_arrays(record)
+        changes = None
         if wire_dtype != "float32" and name in received:
             errors = carried.pop(name, {})
             errors = {k: e for k, e in errors.items() if kind_of(e) == kind_of(tensors.get(k))}

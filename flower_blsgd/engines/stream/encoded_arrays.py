@@ -36,7 +36,8 @@ from ...flower.internals import ProtoArray, ProtoArrayRecord
 CHUNK_BYTES = 1 << 20
 """Size of the longest gRPC message."""
 
-_LONGEST_DTYPE, _MOST_DIMENSIONS = 32, 64
+_LONGEST_DTYPE = 32
+_MOST_DIMENSIONS = 64
 _LONGEST_CACHED_BYTES = 1 << 18
 
 Bytes = npt.NDArray[np.uint8]
@@ -97,7 +98,8 @@ def _described(description: bytes) -> Described:
     kinds: dict[str, Kind] = {}
     changes = {}
     for item in ProtoArrayRecord.FromString(description).items:
-        name, array = item.key, item.value
+        name = item.key
+        array = item.value
         # Limits before numpy parses the dtype, and before the product of the shape.
         if len(array.dtype) > _LONGEST_DTYPE or len(array.shape) > _MOST_DIMENSIONS or array.data:
             raise FrameError("an array of a frame has an invalid description")
@@ -166,7 +168,8 @@ def encode_arrays(
     changes = changes or {}
     pieces: list[bytes | memoryview] = []
     if isinstance(tensors, FlatTensors) and not changes:
-        kinds, pieces = tensors.flat.layout.kinds, [tensors.flat.bytes.data]
+        kinds = tensors.flat.layout.kinds
+        pieces = [tensors.flat.bytes.data]
     else:
         kinds = tuple((name, str(tensor.dtype), tensor.shape) for name, tensor in tensors.items())
         for name, tensor in tensors.items():
@@ -184,7 +187,9 @@ def _joined(pieces: Sequence[bytes | memoryview]) -> list[bytes]:
         first = 0
         while len(piece) - first > left:
             parts.append(b"".join([*part, piece[first : first + left]]))
-            first, part, left = first + left, [], CHUNK_BYTES
+            first = first + left
+            part = []
+            left = CHUNK_BYTES
         part.append(piece[first:])
         left -= len(piece) - first
     return [*parts, b"".join(part)] if part else parts
@@ -298,7 +303,8 @@ def rounded_changes(
         bits = to_16_bits(np.atleast_1d(change), wire_dtype)
         back = from_16_bits(bits, wire_dtype).reshape(tensor.shape)
         if np.isfinite(back).all():
-            changes[name], errors[name] = bits.reshape(tensor.shape), change - back
+            changes[name] = bits.reshape(tensor.shape)
+            errors[name] = change - back
     return changes, errors
 
 

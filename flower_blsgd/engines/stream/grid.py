@@ -35,11 +35,13 @@ _LOG = logging.getLogger(__name__)
 Transport = Literal["auto", "stream", "messages"]
 
 _POLL_SECONDS = 0.5
-_END_SECONDS, _CLOSE_SECONDS = 1.5, 7.0
+_END_SECONDS = 1.5
+_CLOSE_SECONDS = 7.0
 _ANY_HOST = ("", "0.0.0.0", "[::]")
 
 _STREAM_TTL_SECONDS = 30 * 86_400.0
-_MOST_STREAMS, _STREAMS_SECONDS = 5, 300.0
+_MOST_STREAMS = 5
+_STREAMS_SECONDS = 300.0
 """A node that needs this many streams within this time is excluded."""
 
 
@@ -327,8 +329,10 @@ class Membership:
     def __init__(
         self, grid: Grid, server: StreamServer, addresses: list[str], wire_dtype: WireDtype
     ) -> None:
-        self._grid, self._server = grid, server
-        self._addresses, self._wire_dtype = addresses, wire_dtype
+        self._grid = grid
+        self._server = server
+        self._addresses = addresses
+        self._wire_dtype = wire_dtype
         self._online: set[int] = set()
         self._streams: dict[str, int] = {}  # by the id of the message that opened it
         self._activated: dict[int, str] = {}  # start time of each SuperNode, from Flower
@@ -361,7 +365,8 @@ class Membership:
             if node_id in restarted:
                 del self._streams[message_id]  # unknown to the new SuperNode
                 self._server.links[node_id].close("its SuperNode started again")
-        self._plain, self._excluded = self._plain - restarted, self._excluded - restarted
+        self._plain = self._plain - restarted
+        self._excluded = self._excluded - restarted
         for node_id in restarted:  # it does not know the old messages either
             self._server.mailbox.settle(node_id)
         self._activated |= activated
@@ -393,10 +398,13 @@ class Membership:
         link = self._server.links[node_id]
         if answer.has_error():
             reason = (answer.error.reason or f"error {answer.error.code}").strip()
-            connected, plain = link.was_connected, has_no_handler(answer.error)
+            connected = link.was_connected
+            plain = has_no_handler(answer.error)
         else:
             result = StreamResult.from_reply(answer)
-            reason, connected, plain = result.reason, result.connected, not result.connected
+            reason = result.reason
+            connected = result.connected
+            plain = not result.connected
         reason = printable(reason)  # it goes into logs
         link.close(reason or "its session ended")
         times = self._requested_at[node_id]

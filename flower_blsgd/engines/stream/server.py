@@ -57,7 +57,8 @@ class Link:
     """
 
     def __init__(self, node_id: int, token: bytes, mailbox: Mailbox) -> None:
-        self.node_id, self.token = node_id, token
+        self.node_id = node_id
+        self.token = token
         self.was_connected = False
         """Whether there ever was a connection."""
         self.over = ""
@@ -87,8 +88,10 @@ class Link:
     def attach(self, outgoing: Outgoing, holding: Sequence[str]) -> None:
         """Use a new connection, and send the pending messages whose ids are not in `holding`."""
         with self._lock:
-            again, self.was_connected = self.was_connected, True
-            previous, self._outgoing = self._outgoing, outgoing
+            again = self.was_connected
+            self.was_connected = True
+            previous = self._outgoing
+            self._outgoing = outgoing
             self._held = {}  # frames under way may not have arrived
             self._drop_unexpected()
             self._mailbox.settle(self.node_id, holding)
@@ -151,7 +154,8 @@ class Link:
         """End the stream: fail pending and later messages."""
         self.end(reason)
         with self._lock:
-            failed, self._pending = list(self._pending.values()), {}
+            failed = list(self._pending.values())
+            self._pending = {}
         self._mailbox.settle(self.node_id)
         for message in failed:
             self._fail(message, reason)
