@@ -42,23 +42,22 @@ from .tasks import OPTIONS
 
 Value = bool | int | float | str
 
-CHANGEABLE = (
-    *("epochs", "seconds", "rounds", "samples", "stop-at-accuracy", "patience"),
-    *("workers", "min-workers"),
-    *("data", "threads", "loader-workers", "micro-batch-size", "channels-last", "compile"),
-    *("transport", "stream-address", "evaluate-every-epochs", "evaluate-on"),
-    *("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard"),
-)
+_LENGTH = ("epochs", "seconds", "rounds", "samples", "stop-at-accuracy", "patience")
+_DEVICES = ("workers", "min-workers", "threads", "loader-workers", "micro-batch-size")
+_COMPUTING = ("data", "channels-last", "compile", "transport", "stream-address")
+_RESULTS = ("checkpoint-minutes", "keep-checkpoints", "trace", "tensorboard")
+_EVALUATION = ("evaluate-every-epochs", "evaluate-on")
+
+CHANGEABLE = _LENGTH + _DEVICES + _COMPUTING + _EVALUATION + _RESULTS
 """Settings that may change on resuming: the length of the run, and where and how it computes."""
 
 _GONE = ("profile",)
 """Settings of 0.1.0 that no longer exist."""
 
-_OF_TASKS = (
-    *("data", "model", *OPTIONS, "validation_share", "micro_batch_size", "loader_workers"),
-    *("learning_rate", "schedule", "decay_epochs", "warmup_epochs", "weight_decay", "clip_norm"),
-    *("precision", "channels_last", "compile", "trace"),
-)
+_OPTIMIZER = ("learning_rate", "schedule", "decay_epochs", "warmup_epochs", "weight_decay")
+_BATCHES = ("micro_batch_size", "loader_workers", "clip_norm", "precision", "channels_last")
+
+_OF_TASKS = ("data", "model", "validation_share", "compile", "trace", *_BATCHES, *_OPTIMIZER)
 """Settings that have no effect on a training script."""
 
 
@@ -289,7 +288,9 @@ class RunConfig:
 
     def check_script(self) -> None:
         """Raise UsageError for a setting without effect on a script; resumed runs may have one."""
-        ignored = [*_OF_TASKS, *([] if self.is_script else ["task"])]
+        ignored = [*_OF_TASKS, *OPTIONS]
+        if not self.is_script:
+            ignored.append("task")
         if self.selection in ("infobatch", "importance-sampling"):  # weights of samples
             ignored.append("selection")
         if self.choices.weights != "normalized":  # which depends on these

@@ -53,7 +53,8 @@ def from_json(cls: Any, values: Mapping[str, Any]) -> Any:
 
 def _read(cls: Any, record: Any, json: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    key, value = "", None
+    key = ""
+    value = None
     if not isinstance(record, Mapping):
         raise FieldError("a table")
     try:
@@ -85,7 +86,8 @@ def reader(kind: Any, limits: Any = None, json: bool = False) -> Read:
         some = reader(get_args(kind)[0], limits, json)
         return lambda value: None if value is None else some(value)
     if get_origin(kind) is Literal:
-        kind, limits = str, get_args(kind)
+        limits = get_args(kind)
+        kind = str
     elif elements := get_args(kind):
         each = reader(elements[0], limits, json)
         return functools.partial(_sequence, each, tuple if json else list)

@@ -41,13 +41,14 @@ def _launch(options: argparse.Namespace) -> None:
     from ..launch import launch
     from ..strategy.budget import NO_LIMIT
 
-    script, arguments, resume = options.script, list(options.arguments), options.resume
+    resume = options.resume
+    words = [word for word in (options.script, *options.arguments) if word is not None]
     if resume and resume.endswith(".py"):  # --resume SCRIPT
-        arguments = [*([script] if script else []), *arguments]
-        script, resume = resume, "runs/latest"
+        words.insert(0, resume)
+        resume = "runs/latest"
     if options.module:
-        script, arguments = "-m", [*options.module, *([script] if script else []), *arguments]
-    if script is None:
+        words = ["-m", *options.module, *words]
+    if not words:
         raise UsageError("the script is missing; blsgd launch [OPTIONS] SCRIPT [ARGUMENTS]")
     app = built_in_app()
     values = values_of(options, app, resume)
@@ -61,4 +62,4 @@ def _launch(options: argparse.Namespace) -> None:
     if note := cores_note(parse_workers(config.workers)):
         print(note, flush=True)
     with terminated_like_interrupted():
-        launch(script, arguments, config)
+        launch(words[0], words[1:], config)

@@ -279,9 +279,8 @@ def _prepare(options: argparse.Namespace) -> None:
 
     config = own_settings(options)
     find_modules_here()
-    task, data, model = config.task, config.data, config.model
-    line = prepare_task(task, data, model, options.again, **config.task_options)
-    print(line)
+    names = config.task, config.data, config.model
+    print(prepare_task(*names, options.again, **config.task_options))
 
 
 class _CurrentStderr(logging.StreamHandler):  # type: ignore[type-arg]

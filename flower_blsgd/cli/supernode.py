@@ -163,13 +163,12 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
             further = re.sub(_PARTITION_ID, "", further)
             first = int(given[1]) if given else 0
             config |= {"script": script, "partition-id": first + i}
-        arguments = [
-            *("flower-supernode", "--superlink", options.superlink, *security),
-            *([KEY_FLAG, str(keys[i])] if keys else []),
-            *("--host", _LOOPBACK, "--port", str(port)),
-            *("--node-config", f"{node_config_text(config)} {further}".strip()),
-            *options.further,
-        ]
+        arguments = ["flower-supernode", "--superlink", options.superlink, *security]
+        if keys:
+            arguments += [KEY_FLAG, str(keys[i])]
+        arguments += ["--host", _LOOPBACK, "--port", str(port)]
+        arguments += ["--node-config", f"{node_config_text(config)} {further}".strip()]
+        arguments += options.further
         # With several devices, each worker process is pinned separately as well.
         cores = {core for worker in group for core in worker.cores}
         pinned = sorted(cores) if all(worker.cores for worker in group) else []
@@ -239,7 +238,8 @@ def check_superlink(address: str, root_certificates: Path | None) -> None:
                 f"--root-certificates {root_certificates} cannot be used ({error.strerror}); give "
                 "the PEM certificate of the authority that signed the SuperLink's: its ca.crt"
             ) from None
-    url = f"{'https' if context else 'http'}://{address}/health"
+    scheme = "http" if context is None else "https"
+    url = f"{scheme}://{address}/health"
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
     try:
         opener.open(url, timeout=_TIMEOUT_SECONDS).close()
@@ -340,7 +340,8 @@ class _Node:
 
     def check(self) -> None:
         """Raise an error if the SuperNode failed."""
-        code, who = self.process.returncode, f"SuperNode {self.command.label}"
+        code = self.process.returncode
+        who = f"SuperNode {self.command.label}"
         if code and self._not_registered:
             key = self.command.key
             raise UsageError(

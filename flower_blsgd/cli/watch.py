@@ -79,7 +79,8 @@ def view(run: LiveRun) -> RenderableType:
 
 
 def _progress(run: LiveRun) -> RenderableType:
-    config, last = run.config, run.last
+    config = run.config
+    last = run.last
     title = Text(f"{run.folder.name}: {config.algorithm} on {config.task}", "bold")
     if last is None:
         return title

@@ -105,7 +105,8 @@ def torchvision_splits(name: str, folder: Path, setting: str) -> Mapping[str, An
 
 def torchvision_tables(datasets: Any, splits: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return splits as tables; an image is its number in all splits."""
-    first, tables = 0, {}
+    first = 0
+    tables = {}
     for split, items in splits.items():
         names = [name for name in ("targets", "labels", "_labels") if hasattr(items, name)]
         if names:

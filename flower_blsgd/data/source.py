@@ -90,7 +90,8 @@ class DataSource:
     needs_test: bool = True
 
     def __post_init__(self) -> None:
-        data, remedy = self.data, f"name a folder with {self.layout}"
+        data = self.data
+        remedy = f"name a folder with {self.layout}"
         if self.hf_hub_name:
             remedy += f", or leave data empty for the HF hub's {self.hf_hub_name}"
         try:
@@ -320,7 +321,8 @@ class DataSource:
         images, unread = set(self._images), set()
         splits: dict[str, dict[str, list[str]]] = {}  # paths of each class of each split
         for path, names in folders.items():
-            top, below = "".join(names[:1]), names[divided:]
+            top = "".join(names[:1])
+            below = names[divided:]
             split = _split_of(top) if divided else "train"
             if divided and split in exact and top.lower() not in _SPLITS:
                 split = ""  # such as "train_masks" next to "train"

@@ -274,7 +274,8 @@ def write_part(
 
     UsageError if a row is bad; if the source skips bad rows, only if all are.
     """
-    path, labels = folder / f"{part}_inputs.npy", _labels_of(rows)
+    path = folder / f"{part}_inputs.npy"
+    labels = _labels_of(rows)
     inputs: np.memmap[Any, np.dtype[Any]] = open_memmap(
         path, mode="w+", dtype=dtype, shape=(len(rows), *shape)
     )

@@ -57,7 +57,8 @@ class VisionModel(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits."""
         # Normalizing before resizing gives the same result up to rounding, with less work.
-        images, wanted = self.pixels(images), self._side
+        images = self.pixels(images)
+        wanted = self._side
         height, width = images.shape[-2:]
         if min(height, width) < wanted or (self._only and (height, width) != (wanted, wanted)):
             shrinks = max(height, width) > wanted

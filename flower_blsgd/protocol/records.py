@@ -31,10 +31,8 @@ COMPLETED_STEPS = "completed-steps"
 MOMENTUM_ZEROED = "momentum-zeroed"
 SKIPPED_STEPS = "skipped-steps"
 GRAD_SCALER = "grad-scaler"
-TIMING_KEYS = (
-    *("compute-seconds", "started-at", "ended-at", "batch-size", "traced"),
-    *(COMPLETED_STEPS, MOMENTUM_ZEROED, SKIPPED_STEPS, "samples", "learning-rate"),
-)
+TIMING_KEYS = {COMPLETED_STEPS, MOMENTUM_ZEROED, SKIPPED_STEPS, "samples", "learning-rate"}
+TIMING_KEYS |= {"compute-seconds", "started-at", "ended-at", "batch-size", "traced"}
 """Metrics of a reply whose average is meaningless."""
 
 AnyRecord = ArrayRecord | ConfigRecord | MetricRecord

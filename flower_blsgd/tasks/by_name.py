@@ -101,7 +101,8 @@ def load_task(
         make = registered[name]
     elif name in TASKS:
         benchmark = _benchmark(name)
-        make, model = benchmark.task, model or benchmark.default_model
+        make = benchmark.task
+        model = model or benchmark.default_model
     else:
         make = _own_function(name)
     parameters = inspect.signature(make).parameters

@@ -111,7 +111,8 @@ class ImageTask(Benchmark):
         self, model: str, tensors: Mapping[str, Tensor], dropout: float | str
     ) -> nn.Module:
         """Return a new model with the number of classes of saved weights."""
-        make, large = self.maker(model, dropout), "stem.0.weight" in tensors
+        make = self.maker(model, dropout)
+        large = "stem.0.weight" in tensors
         head = last_tensor(make(2, large))
         return make(len(tensors[head]) if head in tensors else 1, large)
 

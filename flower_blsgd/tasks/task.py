@@ -205,8 +205,9 @@ class Task:
         `precision`, `channels_last` and `loader_workers`.
         """
         metric = None if self.metric_name == "loss" else self.metric
-        parts, size = (self.test, self.loss, metric), self.evaluation_batch_size or batch_size
-        more = self.collate, self.metric_name
+        parts = (self.test, self.loss, metric)
+        size = self.evaluation_batch_size or batch_size
+        more = (self.collate, self.metric_name)
         return evaluate_sums(model, *parts, device, range(first, last), size, *more, **settings)
 
     def figure(self, report: EvaluateReport) -> float:
@@ -260,7 +261,8 @@ def _check_samples(name: str, samples: Samples) -> None:
         sound = num_samples(samples) > 0 and (not lengths or is_pair) and len(set(lengths)) < 2
         found = f"its parts have the lengths {lengths}" if lengths else "it is empty"
     except TypeError as error:
-        sound, found = False, str(error)
+        sound = False
+        found = str(error)
     if not sound:
         raise UsageError(
             f"task: {name} must be a pair (inputs, targets) of tensors or numpy arrays of equal "
