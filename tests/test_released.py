@@ -30,7 +30,7 @@ from .algorithm.test_sampling import fast_and_slow, request_of
 from .algorithm.workers import distinct_losses, highest, table_of
 from .in_process_grid import fast_profile, slow_profile
 from .strategy.orders import planner_of
-from .strategy.test_planner import play, three, workers_of
+from .strategy.test_planner import play, workers_of
 
 
 def test_reshuffled_begins_a_permutation_with_each_list() -> None:
@@ -166,12 +166,10 @@ def test_epoch_with_other_workers_or_steps_begins_with_new_lists() -> None:
     for server_round in range(4, 7):
         play(planner, server_round, others)
         assert (planner.progress.epoch, planner.plan.first_round) == (2, 0)
-    play(planner, 7, three())  # 2 rounds of 10 samples, which is the horizon too
-    assert (planner.progress.epoch, planner.plan.rounds, planner.plan.first_round) == (3, 2, 0)
-    play(planner, 8, three())
-    planner.settings = replace(planner.settings, step_policy=SystemAwareSteps(1, 1))
-    play(planner, 9, three())
-    assert (planner.progress.epoch, planner.plan.first_round) == (4, 0)
+    assert planner.plan.lists_end == 4
+    planner.settings = replace(planner.settings, step_policy=SystemAwareSteps(2, 2))
+    play(planner, 7, others)
+    assert (planner.progress.epoch, planner.plan.first_round) == (3, 0)
 
 
 def test_lists_last_one_round_if_it_has_more_than_all_samples() -> None:
