@@ -134,8 +134,13 @@ class RunFolder:
             raise UsageError(
                 f"out = {out!r} exists; name a folder that does not, or leave out empty"
             )
-        if reason := why_not_writable(Path(out or RUNS)):
-            raise UsageError(f"out = {out or RUNS!r} cannot be made: {reason}")
+        wanted = Path(out or RUNS).absolute()
+        there = next(path for path in (wanted, *wanted.parents) if path.exists())
+        why = f"out = {out or RUNS!r} cannot be made: {there}"
+        if not there.is_dir():
+            raise UsageError(f"{why} is not a folder")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise UsageError(f"{why} may not be written to")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write ``config.toml``: all resolved settings, with an empty ``resume``.
@@ -263,17 +268,6 @@ def refused(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{what}: {error.strerror}") from None
-
-
-def why_not_writable(folder: Path) -> str:
-    """Return why a folder, which may not exist yet, cannot be written to; empty if it can."""
-    wanted = folder.absolute()
-    there = next(path for path in (wanted, *wanted.parents) if path.exists())
-    if not there.is_dir():
-        return f"{there} is not a folder"
-    if not os.access(there, os.W_OK | os.X_OK):
-        return f"{there} may not be written to"
-    return ""
 
 
 def _next_free(runs: Path, name: str) -> Path:

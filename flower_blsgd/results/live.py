@@ -21,7 +21,7 @@ from ..devices.worker_spec import parse_workers
 from ..errors import UsageError
 from ..fields import from_json
 from ..strategy.budget import NO_LIMIT, Budget
-from ..strategy.round_metrics import RoundRecord
+from ..strategy.round_metrics import RoundRecord, WorkerRound
 from .folder import read_config
 from .metric import ACCURACY, Metric, value_in
 
@@ -223,28 +223,22 @@ class LiveRun:
     @property
     def workers(self) -> list[LiveWorker]:
         """The workers of the last rounds in their order, then those that only evaluate."""
-        sums: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-        last = {}
+        by_worker: defaultdict[int, list[tuple[float, WorkerRound]]] = defaultdict(list)
         for record in self.rounds:
             for row in record.workers:
-                last[row.worker] = row
-                its = sums[row.worker]
-                its["round"] += record.round_seconds
-                its["computing"] += row.compute_seconds or row.summing_seconds
-                its["waiting"] += row.waiting_seconds
-                its["samples"] += row.num_examples
-        total = self.recent_seconds or 1.0
-        workers = [
-            LiveWorker(
-                row.label,
-                "train" if row.trained else "sum",
-                row.local_steps,
-                sums[index]["samples"] / total,
-                sums[index]["computing"] / (sums[index]["round"] or 1.0),
-                sums[index]["waiting"] / (sums[index]["round"] or 1.0),
+                by_worker[row.worker].append((record.round_seconds, row))
+        workers = []
+        for _, its in sorted(by_worker.items()):
+            seconds, rows = sum(taken for taken, _ in its) or 1.0, [row for _, row in its]
+            worker = LiveWorker(
+                rows[-1].label,
+                "train" if rows[-1].trained else "sum",
+                rows[-1].local_steps,
+                sum(row.num_examples for row in rows) / (self.recent_seconds or 1.0),
+                sum(row.compute_seconds or row.summing_seconds for row in rows) / seconds,
+                sum(row.waiting_seconds for row in rows) / seconds,
             )
-            for index, row in sorted(last.items())
-        ]
+            workers.append(worker)
         return workers + [LiveWorker(label, "evaluate") for label in self._evaluating()]
 
     def _evaluating(self) -> list[str]:
