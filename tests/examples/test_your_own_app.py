@@ -7,18 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from . import diff_of_apps
 from .commands import EXAMPLES, train_in_this_process
+from .scripts import difference
 
 APPS = EXAMPLES / "your_own_app"
+README = APPS / "README.md"
+SUFFIXES = {".py", ".toml"}
 
 
 def test_readme_prints_the_real_difference() -> None:
-    real = diff_of_apps.real_diff()
-    assert diff_of_apps.printed_diff() == real, "run python -m tests.examples.diff_of_apps"
-    readme = diff_of_apps.README.read_text()
-    new, old = diff_of_apps.count(real, "+"), diff_of_apps.count(real, "-")
-    assert f"{new} lines are new and {old} old ones go" in readme
+    real: list[str] = []
+    for file in sorted(path for path in (APPS / "after").rglob("*") if path.suffix in SUFFIXES):
+        name = file.relative_to(APPS / "after")
+        if lines := difference(APPS / "before" / name, file):
+            real += [f"--- before/{name}", f"+++ after/{name}", *lines]
+    (block,) = re.findall(r"```diff\n(.*?)```", README.read_text(), re.DOTALL)
+    assert [line for line in block.splitlines() if line.strip()] == real
+    new, old = (
+        sum(re.match(rf"{sign}(?!{sign})", x) is not None for x in real) for sign in (r"\+", "-")
+    )
+    assert f"{new} lines are new and {old} old ones go" in README.read_text()
     assert new <= 20
     task_files = [APPS / app / "own_digits" / "task.py" for app in ("before", "after")]
     assert task_files[0].read_text() == task_files[1].read_text()
@@ -38,7 +46,7 @@ def test_copy_that_the_readme_makes_learns(
 ) -> None:
     commands = re.findall(
         r"^    (cp -r after .*?)^    blsgd run",
-        diff_of_apps.README.read_text(),
+        README.read_text(),
         re.DOTALL | re.MULTILINE,
     )
     environment = {**os.environ, "HOME": str(tmp_path)}
