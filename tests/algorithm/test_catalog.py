@@ -1,10 +1,7 @@
-import ast
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-import flower_blsgd
 from flower_blsgd.algorithm.averaging import NormalizedWeighting, PerSampleWeighting
 from flower_blsgd.algorithm.catalog import (
     ALGORITHMS,
@@ -133,22 +130,6 @@ def test_parts_are_built_from_the_settings() -> None:
     adamw = RunConfig(momentum=0.5, optimizer="adamw")
     assert WEIGHTS["normalized"](adamw) == NormalizedWeighting(0.0)
     assert SAMPLERS["separated"](RunConfig()) == SeparatedSampler(0.5, "fast")
-
-
-def test_names_of_algorithms_stand_in_the_catalog_only() -> None:
-    """Code that knows one, or a table by name elsewhere, would be an `if` in disguise."""
-    package = Path(flower_blsgd.__file__).parent
-    folders = [package, *(package.parent / app for app in ("clients", "server"))]
-    found = {}
-    for file in [file for folder in folders for file in folder.rglob("*.py")]:
-        tree = ast.parse(file.read_text())
-        constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-        if names := set(ALGORITHMS) & {value for value in constants if isinstance(value, str)}:
-            found[file.relative_to(package.parent).as_posix()] = names
-    assert found.pop("flower_blsgd/algorithm/catalog.py") == set(ALGORITHMS)
-    assert found.pop("flower_blsgd/config.py") == {"recommended"}
-    # The paper's reproductions are lists of algorithms.
-    assert all(name.startswith("flower_blsgd/paper/") for name in found), found
 
 
 # --- custom parts
