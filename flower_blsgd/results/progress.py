@@ -15,6 +15,7 @@ from ..strategy.budget import NO_LIMIT, Budget
 from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, shown_late
 from .history import RunHistory
+from .sinks import Sink
 
 OnRoundEnd = Callable[[RoundRecord], object]
 OnEpochEnd = Callable[[EpochRow], object]
@@ -28,7 +29,7 @@ class _Screen(Console):
         self.quiet = True
 
 
-class ProgressView:
+class ProgressView(Sink):
     """Shows epoch, round, accuracy, samples per second, waiting shares and the time left.
 
     It prints one line per epoch. In a terminal, a live line below them is rewritten after every

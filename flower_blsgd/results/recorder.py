@@ -27,7 +27,7 @@ from .metric import ACCURACY, Metric
 from .metrics import measured_figures
 from .progress import ProgressView
 from .run_log import RunLog, reason_of
-from .sinks import FileSink, Notes, Sink, TensorBoardSink
+from .sinks import FileSink, Notes, Sink
 from .summary import last_lines, summary_of
 
 _PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own strategies
@@ -126,7 +126,7 @@ class RunRecorder:
         self.log.open(folder)
         self._sinks = [FileSink(folder, self.log)]
         if config.tensorboard:
-            self._sinks.append(TensorBoardSink(EventWriter(folder.path, last_round), self.log))
+            self._sinks.append(EventWriter(folder.path, last_round, self.log))
         self._sinks += [self._view, Notes(self._strategy.registry.workers)]
 
     def add_round(self, record: RoundRecord, measures_speeds: bool = False) -> None:

@@ -1,15 +1,13 @@
 """Where the rounds and epochs of a run go, as soon as each has ended.
 
-`ProgressView` (`progress.py`) is another sink.
+`ProgressView` (`progress.py`) and `EventWriter` (`events.py`) are other sinks.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from ..strategy.cost_model import NEGLIGIBLE
 from ..strategy.round_metrics import RoundRecord, WorkerRound
 from ..strategy.workers import Worker
-from .events import EventWriter
 from .folder import EpochRow, RunFolder
 from .history import RunHistory
 from .run_log import RunLog
@@ -17,23 +15,22 @@ from .tables import counted
 from .waiting import waiting_note
 
 
-class Sink(Protocol):
+class Sink:
     """A place for rounds and epochs. The lines that its methods return are said."""
 
     def add_round(self, record: RoundRecord, history: RunHistory) -> Iterable[str]:
         """Take a round, which the history already contains."""
-        ...
+        return ()
 
     def add_epoch(self, row: EpochRow, history: RunHistory) -> Iterable[str]:
         """Take an epoch, or the same one again with its late result."""
-        ...
+        return ()
 
     def close(self) -> None:
         """End, before the summary is written; may be called twice."""
-        ...
 
 
-class FileSink:
+class FileSink(Sink):
     """Writes ``rounds.jsonl`` and ``epochs.csv``."""
 
     def __init__(self, folder: RunFolder, log: RunLog) -> None:
@@ -52,32 +49,8 @@ class FileSink:
             self._log.attempt("epochs.csv", self._folder.add_epoch, row)
         return ()
 
-    def close(self) -> None:
-        """Do nothing."""
 
-
-class TensorBoardSink:
-    """Writes events for TensorBoard."""
-
-    def __init__(self, writer: EventWriter, log: RunLog) -> None:
-        self._writer, self._log = writer, log
-
-    def add_round(self, record: RoundRecord, history: RunHistory) -> Iterable[str]:
-        """Write its numbers."""
-        self._log.attempt("tensorboard", self._writer.add_round, record)
-        return ()
-
-    def add_epoch(self, row: EpochRow, history: RunHistory) -> Iterable[str]:
-        """Write its numbers."""
-        self._log.attempt("tensorboard", self._writer.add_epoch, row)
-        return ()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._log.attempt("tensorboard", self._writer.close)
-
-
-class Notes:
+class Notes(Sink):
     """Names the local steps of the workers, and the setting that makes fast ones wait.
 
     `workers` are those of the run, by index.
@@ -128,6 +101,3 @@ class Notes:
             rounds = history.metrics.rounds_on_clock(max(1, history.measuring))
             if note := waiting_note(history.config, self._workers, rounds):
                 yield note
-
-    def close(self) -> None:
-        """Do nothing."""
