@@ -20,10 +20,11 @@ from .config import RunConfig, python_names
 from .devices.machine import this_machine
 from .devices.worker_spec import cores_note
 from .errors import UsageError
+from .parts import make_local_grid
 from .results.folder import MODEL, read_config
 from .results.metric import Metric
 from .results.progress import OnEpochEnd, OnRoundEnd, ProgressView
-from .run import make_local_grid, train_on
+from .run import train_on
 from .settings import Settings
 from .strategy.budget import Budget
 from .tasks import GIVEN_IN_PYTHON, TASKS

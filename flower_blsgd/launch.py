@@ -37,11 +37,12 @@ from .results.metric import Metric
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .results.stopping import refuse_other_metric
-from .run import Workload, train_on
+from .run import train_on
 from .session.script import MAIN_RANK
 from .strategy.budget import Budget
 from .strategy.messages import answer_of, read_answer, replies_to
 from .strategy.replies import ModelShape
+from .workload import Workload
 
 _CLIENT_APP = "flower_blsgd.client_app:app"
 _POLL_SECONDS = 0.5

@@ -1,7 +1,7 @@
 """Biased local SGD as in the authors' released code, which differs from their paper's text.
 
 Its sample lists last as many full rounds as N samples suffice for. They may continue in the next
-epoch, or be replaced within one. Nothing but `run` imports this module.
+epoch, or be replaced within one. Nothing but `parts` imports this module.
 """
 
 from collections.abc import Sequence

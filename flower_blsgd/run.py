@@ -4,50 +4,35 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
-import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from .algorithm.catalog import RELEASED_SAMPLERS, TRAIN_ON, part_of, tau_fast
-from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
-from .algorithm.randomness import derived_seed
 from .checkpoint.resume import ResumedRun, open_run_to_resume
 from .checkpoint.writing import Checkpoints
 from .config import RunConfig
-from .devices.machine import accelerator_of, format_bytes, require_bytes, this_machine
+from .devices.machine import accelerator_of
 from .devices.worker_spec import WorkerSpec, parse_workers
 from .engines.features import features_of
-from .engines.local.fork_server import start_fork_server
 from .engines.local.grid import LocalGrid
-from .errors import UsageError, first_line, is_out_of_memory
-from .flower.app_folder import built_in_app
-from .protocol import TRACE_FOLDER, EvaluateReport, WorkerProfile, state_copies
-from .released import ReleasedLocalSGD, released_sampler
+from .errors import UsageError, first_line
+from .parts import check_workers, make_strategy, require_buffers
+from .protocol import TRACE_FOLDER
 from .results.events import require_tensorboard
 from .results.folder import RunFolder
-from .results.metric import Metric, split_of
 from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .results.run_log import own_warnings
-from .results.stopping import refuse_other_metric
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.budget import Budget
-from .strategy.connector import assume_speeds
 from .strategy.cost_model import predict_run
 from .strategy.evaluation import WorkerEvaluation
-from .strategy.replies import ModelShape
 from .strategy.rounds import EpochEnd
 from .strategy.workers import WorkerRegistry
-from .tasks.by_name import check_weights, load_task
-from .tasks.check import check_task
 from .tasks.task import Task
-from .worker import MODULES
-from .worker.model_io import check_model, load_state, model_fingerprint, state_record
-from .worker.step import check_precision, use_precision
+from .workload import LoadWorkload, Workload, workload_of_task
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,7 +42,7 @@ def train_on(
     config: RunConfig,
     view: ProgressView | None = None,
     task: Task | None = None,
-    load: "LoadWorkload | None" = None,
+    load: LoadWorkload | None = None,
 ) -> RunRecorder:
     """Train as the settings say, and write a results folder.
 
@@ -74,7 +59,7 @@ def train_on(
     config = config.with_absolute_paths()
     is_local = isinstance(grid, LocalGrid)
     with own_warnings(), open_run_to_resume(config, complete=is_local) as resumed:
-        load = load or functools.partial(_workload_of_task, given=task)
+        load = load or functools.partial(workload_of_task, given=task)
         return _train(grid, resumed.config if resumed else config, view, resumed, load)
 
 
@@ -83,7 +68,7 @@ def _train(
     config: RunConfig,
     view: ProgressView | None,
     resumed: ResumedRun | None,
-    load: "LoadWorkload",
+    load: LoadWorkload,
 ) -> RunRecorder:
     began = time.monotonic()
 
@@ -103,7 +88,7 @@ def _train(
     )
     if workers:
         check_workers(config, workers, work.num_samples)
-        _require_buffers(config, len(workers), arrays)
+        require_buffers(config, len(workers), arrays)
     if not workers or config.is_script:
         _refuse_without_local_grid(config, strategy)
     view = view or ProgressView(Budget.of_run(config))
@@ -198,90 +183,6 @@ def _train_rounds(
             break
 
 
-# --- what is trained ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Work of a run: a model to train, a number of samples, and an evaluation.
-
-    `arrays` has the tensors of the initial model that are sent; those that are not in
-    `parameter_names` are buffers. `num_samples` is N, the samples of an epoch. `data` describes the
-    data in words, such as ``"1,000 training and 200 test samples"``. The fingerprints of the
-    workers must be equal to these, unless they are empty. `num_test` is 0 for no evaluation.
-
-    ``evaluate_slice(arrays, first, last)`` evaluates a slice of the test set in this process or,
-    for a training script, on a worker. `to_metrics` converts the report of the whole test set.
-    Models are compared by the metric. `assets` are files to copy into the results folder, by name.
-    """
-
-    arrays: ArrayRecord
-    parameter_names: Sequence[str]
-    num_samples: int
-    data: str
-    data_fingerprint: str
-    model_fingerprint: str
-    num_test: int
-    evaluation_batch_size: int
-    evaluate_slice: Callable[[ArrayRecord, int, int], EvaluateReport]
-    to_metrics: Callable[[EvaluateReport], MetricRecord]
-    metric: Metric
-    assets: Mapping[str, Path]
-
-
-LoadWorkload = Callable[[Grid, RunConfig], tuple[Workload, RunConfig]]
-
-
-def _workload_of_task(
-    grid: Grid, config: RunConfig, given: Task | None
-) -> tuple[Workload, RunConfig]:
-    """Return the workload of the given task, or of the one that the settings name."""
-    if config.is_script:
-        raise UsageError(f"task = {config.task!r} is a training script; use blsgd launch")
-    check_weights(config.task, config.model, config.pretrained)  # before data are prepared
-    task = load_own_task(config, given)
-    model = task.initial_model(derived_seed(config.seed, "model"))
-    check_model(model, values=True)
-    # Made only if this process evaluates, without drawing from the caller's generator.
-    replica = functools.cache(functools.partial(task.replica, config.seed))
-
-    # For a worker that fails, the CPU evaluates: workers may need the whole memory of a card.
-    accelerators = this_machine().usable_accelerators if config.evaluate_on == "server" else ()
-    devices = [*accelerators[:1], "cpu"]
-
-    def evaluate_slice(arrays: ArrayRecord, first: int, last: int) -> EvaluateReport:
-        device = devices[0]
-        use_precision(config.precision, device)
-        try:
-            model = replica().to(device)
-            load_state(model, arrays)
-            return task.evaluate(model, device, first, last, **config.evaluation_settings)
-        except RuntimeError as error:
-            if device == "cpu" or not is_out_of_memory(error):
-                raise
-            devices.remove(device)
-            _LOG.warning("%s has too little memory: the server evaluates on the CPU", device)
-        replica().cpu()
-        torch.accelerator.empty_cache()  # for the workers
-        return evaluate_slice(arrays, first, last)
-
-    work = Workload(
-        arrays=state_record(model),
-        parameter_names=[name for name, _ in model.named_parameters(remove_duplicate=False)],
-        num_samples=task.num_train,
-        data=f"{task.num_train:,} training and {task.num_test:,} test samples",
-        data_fingerprint=task.fingerprint(),
-        model_fingerprint=model_fingerprint(model),
-        num_test=task.num_test,
-        evaluation_batch_size=task.evaluation_batch_size or config.evaluation_batch_size,
-        evaluate_slice=evaluate_slice,
-        to_metrics=task.metrics,
-        metric=Metric(task.metric_name, task.metric_mode, split_of(config.validation_share)),
-        assets=task.assets,
-    )
-    return work, config
-
-
 def _refuse_without_local_grid(config: RunConfig, strategy: BiasedLocalSGD) -> None:
     if strategy.planner.settings.train_on.slow_reduce:
         raise UsageError(
@@ -315,119 +216,6 @@ def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder) -> None:
                 "fast_waiting_share": prediction.waiting_share(fast=True),
                 "slow_waiting_share": prediction.waiting_share(fast=False),
             }
-
-
-# --- the parts of a run, as the settings describe them --------------------------------------------
-
-
-def make_local_grid(
-    config: RunConfig,
-    setup: Callable[[], object] | None = None,
-    workers: Sequence[WorkerSpec] | None = None,
-) -> LocalGrid:
-    """Return the grid of the built-in app's workers; processes start with the first message.
-
-    Every process calls `setup` before it loads the app. `workers` replaces those of the settings.
-    UsageError if a worker cannot be used, or `setup` cannot be sent.
-    """
-    app = built_in_app()
-    if workers is None:
-        workers = parse_workers(config.workers)
-    settings = config.to_run_config()
-    start_fork_server(MODULES)
-    try:
-        return LocalGrid(workers, app.client_app, app.path, settings, setup)
-    except Exception as error:
-        if setup is None or isinstance(error, UsageError):
-            raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(
-            f"task: it cannot be sent to the workers ({reason}); create locks, open files and the "
-            "like inside its functions, or name it as module:function"
-        ) from error
-
-
-def load_own_task(config: RunConfig, given: Task | None = None) -> Task:
-    """Return the given task, or that of the settings.
-
-    UsageError if there is no such task, or the object is not a valid task.
-    """
-    task = load_task(**config.task_settings, given=given)
-    check_task(task, config.task, config.micro_batch_size)
-    refuse_other_metric(config, task.metric_name, "task")
-    return task
-
-
-def make_strategy(
-    config: RunConfig,
-    num_samples: int,
-    min_workers: int,
-    parameter_names: Collection[str] | None = None,
-) -> BiasedLocalSGD:
-    """Return the strategy that the settings describe.
-
-    UsageError if the batch size is larger than the data, or settings exclude each other.
-    """
-    if config.batch_size > num_samples:
-        raise UsageError(
-            f"batch-size = {config.batch_size} is larger than the data: {num_samples} samples; "
-            "use a smaller batch"
-        )
-    choices = config.choices
-    strategy: type[BiasedLocalSGD] = BiasedLocalSGD
-    if choices.sampler in RELEASED_SAMPLERS:
-        strategy, sampler = ReleasedLocalSGD, released_sampler(config)
-    else:
-        sampler = part_of("sampler", choices.sampler, config)
-    outer = OUTER_OPTIMIZERS[config.outer_optimizer]
-    return strategy(
-        num_samples,
-        config.batch_size,
-        part_of("steps", choices.steps, config),
-        local_steps_fast=tau_fast(config),
-        learning_rate=config.learning_rate_schedule,
-        sampler=sampler,
-        selection=part_of("selection", config.selection, config) if config.selection else None,
-        weights=part_of("weights", choices.weights, config),
-        epoch=choices.epoch,  # type: ignore[arg-type]  # checked there
-        momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # likewise
-        deadline_seconds=config.deadline_seconds,
-        clock=config.clock,
-        train_on=TRAIN_ON[choices.train_on],
-        outer_optimizer=outer and outer(config.outer_learning_rate, config.outer_momentum),
-        parameter_names=parameter_names,
-        rebalance=config.rebalance,
-        fast_threshold=config.fast_threshold,
-        seed=config.seed,
-        min_available_nodes=min_workers,
-        min_evaluate_nodes=1,
-    )
-
-
-def check_workers(config: RunConfig, workers: Sequence[WorkerSpec], num_samples: int) -> None:
-    """Raise UsageError if a run with these settings cannot start with these workers."""
-    if len(workers) < config.min_workers != RunConfig.min_workers:
-        raise UsageError(
-            f"min-workers = {config.min_workers}: workers names {len(workers)}; name more, or use "
-            f"at most {len(workers)}"
-        )
-    for worker in workers:
-        check_precision(worker.precision or config.precision, torch.device(worker.device))
-    strategy = make_strategy(config, num_samples, len(workers))
-    profiles = [WorkerProfile.of(worker, partition) for partition, worker in enumerate(workers)]
-    strategy.registry.register({(i, None): p for i, p in enumerate(assume_speeds(profiles))})
-    strategy.planner.check(strategy.registry.active)
-
-
-def _require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) -> None:
-    """Raise UsageError if the shared buffers of the workers do not fit into memory."""
-    model_bytes = ModelShape(arrays).num_bytes
-    each = model_bytes * (1 + state_copies(config.optimizer, config.momentum))
-    require_bytes(
-        num_workers * each + 2 * model_bytes,
-        f"sharing the model ({format_bytes(model_bytes)}) with {num_workers} workers",
-        "name fewer workers or use a smaller model",
-    )
 
 
 # --- evaluation -------------------------------------------------------------------------------

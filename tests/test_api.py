@@ -17,7 +17,7 @@ import flower_blsgd
 from flower_blsgd import Task, api
 from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.engines.local.grid import LocalGrid
-from flower_blsgd.run import make_local_grid
+from flower_blsgd.parts import make_local_grid
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.tasks import register_task
 from scripts.flower_engine import session_members

@@ -12,9 +12,10 @@ import pytest
 
 from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.engines.local.grid import LocalGrid
+from flower_blsgd.parts import make_local_grid
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
-from flower_blsgd.run import make_local_grid, train_on
+from flower_blsgd.run import train_on
 from flower_blsgd.strategy.budget import Budget
 
 from .grids.processes import process_ids, wait_until

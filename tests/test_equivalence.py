@@ -19,8 +19,8 @@ from flower_blsgd.algorithm.catalog import ALGORITHMS
 from flower_blsgd.algorithm.local_steps import SameSteps, SystemAwareSteps
 from flower_blsgd.algorithm.sampling import UniformSampler
 from flower_blsgd.config import RunConfig
+from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import TrainOrder, WorkerProfile
-from flower_blsgd.run import make_strategy
 from flower_blsgd.tasks import load_task
 
 from .in_process_grid import (

@@ -49,18 +49,41 @@ ARROWS = {
     "checkpoint": {"results", "strategy", "tasks", "protocol", "engines", "flower", "config"}
     | {"files", "errors"},
     "released": {"strategy", "algorithm", "errors"},
-    "run": {"results", "strategy", "protocol", "algorithm", "engines", "flower", "devices"}
-    | {"released", "tasks", "worker", "checkpoint", "config", "errors"},
-    "experiments": {"run", "results", "strategy", "protocol", "algorithm", "engines", "devices"}
+    "parts": {"released", "strategy", "worker", "engines", "flower", "devices", "config"}
+    | {"protocol", "algorithm", "errors"},
+    "workload": {"results", "tasks", "worker", "devices", "config", "protocol", "algorithm"}
+    | {"errors"},
+    "run": {"parts", "workload", "checkpoint", "results", "strategy", "tasks", "engines"}
+    | {"devices", "config", "protocol", "errors"},
+    "experiments": {
+        "run",
+        "parts",
+        "workload",
+        "results",
+        "strategy",
+        "protocol",
+        "algorithm",
+        "engines",
+        "devices",
+    }
     | {"worker", "config", "errors", "files"},
     # only the command line imports it
     "paper": {"experiments", "results", "strategy", "flower", "config", "errors", "files"},
     # of data only the repair of torchvision
     "session": {"worker", "protocol", "algorithm", "flower", "devices", "errors", "data"},
-    "launch": {"run", "session", "results", "strategy", "protocol", "engines", "devices"}
+    "launch": {
+        "run",
+        "workload",
+        "session",
+        "results",
+        "strategy",
+        "protocol",
+        "engines",
+        "devices",
+    }
     | {"client_app", "config", "errors"},
     "settings": {"algorithm"},  # written by make format
-    "api": {"run", "results", "strategy", "devices", "tasks", "worker", "config", "errors"}
+    "api": {"run", "parts", "results", "strategy", "devices", "tasks", "worker", "config", "errors"}
     | {"algorithm", "settings"},
     "integrations": {"session", "algorithm", "errors"},  # of algorithm the seeds
     "cli": {"api", "launch", "experiments", "paper", "results", "strategy", "engines"}

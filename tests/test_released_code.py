@@ -14,7 +14,7 @@ from flower_blsgd import LocalSGD
 from flower_blsgd.algorithm.randomness import generator
 from flower_blsgd.algorithm.sampling import draw_samples
 from flower_blsgd.config import RunConfig
-from flower_blsgd.run import make_strategy
+from flower_blsgd.parts import make_strategy
 from flower_blsgd.tasks import load_task
 
 from .in_process_grid import InProcessGrid, TorchWorker, fast_profile, slow_profile, tensors_of

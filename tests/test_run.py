@@ -26,19 +26,15 @@ from flower_blsgd.devices.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.app_folder import built_in_app
+from flower_blsgd.parts import check_workers, make_local_grid
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
-from flower_blsgd.run import (
-    _workload_of_task,
-    check_workers,
-    make_local_grid,
-    precision_note,
-    train_on,
-)
+from flower_blsgd.run import precision_note, train_on
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.tasks import load_task, register_task
 from flower_blsgd.tasks.task import correct
+from flower_blsgd.workload import workload_of_task
 from server.blsgd_server import app as server_app
 
 from .grids.processes import process_ids
@@ -210,9 +206,9 @@ def test_server_evaluates_on_the_cpu_for_a_worker_or_if_its_accelerator_is_full(
     emptied: list[int] = []
     monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: emptied.append(1))
     monkeypatch.setattr(Task, "evaluate", with_little_memory)
-    monkeypatch.setattr("flower_blsgd.run.this_machine", lambda: Machine((CORE,), ("cpu:0",)))
+    monkeypatch.setattr("flower_blsgd.workload.this_machine", lambda: Machine((CORE,), ("cpu:0",)))
     config = config_of(task="given-in-python", evaluate_on=where)
-    work, _ = _workload_of_task(InProcessGrid({}), config, task_of([]))
+    work, _ = workload_of_task(InProcessGrid({}), config, task_of([]))
     with captured_log() as log:
         whole, half = (work.evaluate_slice(work.arrays, 0, last) for last in (20, 14))
     assert devices == [*used, "cpu"]

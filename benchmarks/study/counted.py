@@ -23,8 +23,8 @@ from flwr.supercore.run import Run
 from flower_blsgd.algorithm.randomness import derived_seed
 from flower_blsgd.config import RunConfig
 from flower_blsgd.flower.internals import become_server, empty_run, give_message_id
+from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import TrainOrder, TrainReport, WorkerProfile
-from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.strategy.run_clock import RunClock

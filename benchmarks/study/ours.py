@@ -44,7 +44,8 @@ def main(text: str) -> None:
     """Train, and write the result."""
     given = json.loads(text)
     from flower_blsgd.config import RunConfig
-    from flower_blsgd.run import make_local_grid, train_on
+    from flower_blsgd.parts import make_local_grid
+    from flower_blsgd.run import train_on
 
     folder = Path(given["folder"])
     config = RunConfig.from_run_config({**given["run"], "out": str(folder / "run")})

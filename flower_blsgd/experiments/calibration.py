@@ -13,12 +13,13 @@ from ..config import RunConfig
 from ..devices.worker_spec import WorkerSpec, cores_note, parse_workers
 from ..engines.local.grid import LocalGrid
 from ..errors import UsageError
+from ..parts import check_workers, make_local_grid
 from ..protocol import Keys, WorkerProfile
-from ..run import check_workers, load_own_task, make_local_grid
 from ..strategy.averaging import Averaging
 from ..strategy.connector import measure_rounds, query_speeds
 from ..strategy.workers import Worker
 from ..worker.model_io import state_record
+from ..workload import load_own_task
 
 _REPEATS = 5
 _ALONE_SECONDS = 0.5

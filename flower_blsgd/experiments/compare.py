@@ -17,11 +17,13 @@ from ..config import RunConfig, Value
 from ..devices.worker_spec import WorkerSpec, parse_workers, workers_text
 from ..errors import UsageError, nearest
 from ..files import locked, write_text
+from ..parts import check_workers, make_local_grid
 from ..results.folder import RunFolder, read_settings, refused
 from ..results.metric import value_in
 from ..results.progress import ProgressView
-from ..run import check_workers, load_own_task, make_local_grid, train_on
+from ..run import train_on
 from ..strategy.budget import Budget
+from ..workload import load_own_task
 from .calibration import measure_speeds, without_speeds
 from .comparison import (
     SETTINGS,

@@ -10,13 +10,14 @@ from rich.text import Text
 from ..config import RunConfig
 from ..devices.worker_spec import WorkerSpec, parse_workers
 from ..errors import UsageError
+from ..parts import make_strategy
 from ..protocol import WorkerProfile
 from ..results.tables import UNKNOWN, Table, share_text
-from ..run import load_own_task, make_strategy
 from ..strategy.cost_model import Prediction, predict_run, slow_device_lines
 from ..strategy.evaluation import FORWARD_PER_STEP
 from ..strategy.round_metrics import WorkerRound
 from ..strategy.workers import Worker, WorkerRegistry
+from ..workload import load_own_task
 from .calibration import Speeds, Spread, measure_speeds
 from .compare import refuse_unknown
 

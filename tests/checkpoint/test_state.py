@@ -22,8 +22,8 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.flower.internals import become_server
+from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import MOMENTUM, HostOrders, WorkerProfile
-from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy import connector
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.worker.profile import answer_sum

@@ -9,7 +9,7 @@ import pytest
 from flower_blsgd.cli.main import parser_with
 from flower_blsgd.cli.options import own_settings
 from flower_blsgd.devices.worker_spec import parse_workers
-from flower_blsgd.run import check_workers
+from flower_blsgd.parts import check_workers
 
 from ..command import Command
 from ..examples.commands import EXAMPLES, ROOT, run

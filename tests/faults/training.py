@@ -10,8 +10,9 @@ from rich.console import Console
 from flower_blsgd.config import RunConfig
 from flower_blsgd.engines.local.fork_server import start_fork_server
 from flower_blsgd.engines.local.grid import LocalGrid
+from flower_blsgd.parts import make_local_grid
 from flower_blsgd.results.progress import ProgressView
-from flower_blsgd.run import make_local_grid, train_on
+from flower_blsgd.run import train_on
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
 from flower_blsgd.worker import MODULES

@@ -13,8 +13,8 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.machine import Machine
 from flower_blsgd.devices.worker_spec import WorkerSpec, parse_workers
 from flower_blsgd.paper.reproductions import printed
+from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import WorkerProfile
-from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.workers import WorkerRegistry
 
 from ..stand_ins import write_stand_in

@@ -26,6 +26,7 @@ from flower_blsgd.cli.main import _parser
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.app_folder import find_app, run_config
+from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.results import history as history_module
 from flower_blsgd.results import progress as progress_module
@@ -33,7 +34,6 @@ from flower_blsgd.results.metric import ACCURACY, Metric
 from flower_blsgd.results.progress import ProgressView
 from flower_blsgd.results.recorder import RunRecorder
 from flower_blsgd.results.stopping import Best
-from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.rounds import EpochEnd
 from flower_blsgd.strategy.workers import WorkerRegistry

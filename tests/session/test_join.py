@@ -15,11 +15,12 @@ from flower_blsgd import client_app, launch
 from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
+from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import CONFIG as SETTINGS
 from flower_blsgd.protocol import EvaluateReport, ScriptInfo
-from flower_blsgd.run import Workload, make_strategy
 from flower_blsgd.session import script
 from flower_blsgd.session.exchange import Exchange
+from flower_blsgd.workload import Workload
 
 from ..fuzz.mutations import hostile, thoroughly
 from ..in_process_grid import Handler, InProcessGrid, toy_arrays

@@ -6,8 +6,8 @@ import pytest
 
 from flower_blsgd.config import RunConfig
 from flower_blsgd.errors import UsageError
+from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import WorkerProfile
-from flower_blsgd.run import make_strategy
 from flower_blsgd.strategy.cost_model import Prediction, predict_run
 from flower_blsgd.strategy.workers import WorkerRegistry
 

@@ -18,8 +18,9 @@ from flower_blsgd.devices.worker_spec import parse_workers
 from flower_blsgd.engines.local.grid import LocalGrid
 from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.flower.internals import CRASHED
+from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import TRAIN_SUM, SumOrder, SumReport, WorkerProfile
-from flower_blsgd.run import make_strategy, train_on
+from flower_blsgd.run import train_on
 from flower_blsgd.strategy.slow_reduce import SlowWorkerReduce
 from flower_blsgd.strategy.workers import WorkerRegistry
 from flower_blsgd.worker.profile import answer_sum

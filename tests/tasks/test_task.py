@@ -23,12 +23,12 @@ from flower_blsgd.data.libraries import import_torchvision
 from flower_blsgd.errors import UsageError
 from flower_blsgd.models import pretrained, vision
 from flower_blsgd.protocol import EvaluateReport
-from flower_blsgd.run import _workload_of_task
 from flower_blsgd.tasks import by_name, load_task, register_task
 from flower_blsgd.tasks.by_name import check_weights, prepare_task, registration
 from flower_blsgd.tasks.check import check_task
 from flower_blsgd.tasks.task import correct, with_validation
 from flower_blsgd.worker.model_io import check_model
+from flower_blsgd.workload import workload_of_task
 
 from ..in_process_grid import InProcessGrid
 from ..log_capture import captured_log
@@ -314,7 +314,7 @@ def test_values_that_are_not_finite_are_refused_before_a_run(dtype: torch.dtype)
     config = RunConfig(task="own", epochs=1)
 
     def prepare(make: Callable[[], nn.Module], **settings: Any) -> object:
-        return _workload_of_task(InProcessGrid({}), config, task_of(model=make, **settings))
+        return workload_of_task(InProcessGrid({}), config, task_of(model=make, **settings))
 
     mask = torch.tensor([0.0, -torch.inf]).to(dtype)
     said = refusal(prepare, lambda: with_buffer(mask))
