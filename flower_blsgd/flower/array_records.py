@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -162,6 +162,16 @@ Kind = tuple[str, str, tuple[int, ...]]
 """Name, dtype as a Flower array names it, and shape of an array."""
 
 
+class Place(NamedTuple):
+    """Position of an array: `dtype_name` is that of a Flower array, and `offset` is in bytes."""
+
+    name: str
+    dtype_name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+
 @dataclass(frozen=True)
 class Layout:
     """Positions of a record's arrays in one piece of memory, each at the start of a cache line."""
@@ -179,10 +189,10 @@ class Layout:
         return [name for name, _, _ in self.kinds]
 
     @functools.cached_property
-    def places(self) -> list[tuple[str, str, np.dtype[Any], tuple[int, ...], int]]:
-        """Name, name of the dtype, dtype, shape and offset (in bytes) of each array."""
+    def places(self) -> list[Place]:
+        """The position of each array."""
         return [
-            (name, dtype, np.dtype(dtype), shape, offset)
+            Place(name, dtype, np.dtype(dtype), shape, offset)
             for (name, dtype, shape), offset in zip(self.kinds, [0, *self.ends], strict=False)
         ]
 
@@ -199,17 +209,16 @@ class Layout:
 
     def views(self, memory: AnyArray) -> list[AnyArray]:
         """Return the arrays in a piece of memory (uint8)."""
-        places = self.places
-        return [np.ndarray(shape, dtype, memory, offset) for *_, dtype, shape, offset in places]
+        return [np.ndarray(p.shape, p.dtype, memory, p.offset) for p in self.places]
 
     @functools.cached_property
     def runs(self) -> list[tuple[np.dtype[Any], int, int]]:
         """Neighbours of the same dtype as one array: dtype, offset and number of elements."""
         runs = []
         arrays = zip(self.places, self.ends, strict=True)
-        for dtype, group in itertools.groupby(arrays, lambda array: array[0][2]):
+        for dtype, group in itertools.groupby(arrays, lambda array: array[0].dtype):
             neighbours = list(group)
-            *_, begin = neighbours[0][0]
+            begin = neighbours[0][0].offset
             end = neighbours[-1][1]
             runs.append((dtype, begin, (end - begin) // dtype.itemsize))
         return runs

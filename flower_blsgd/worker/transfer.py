@@ -13,12 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..flower.array_records import Flat, Layout
+from ..flower.array_records import Flat, Layout, Place
 
 PIECE_BYTES = 1 << 25
 """Largest buffer of a piece; a larger tensor is copied alone, without a buffer."""
-
-_Place = tuple[str, str, np.dtype[Any], tuple[int, ...], int]
 
 
 def copy_to_device(flat: Flat, targets: Mapping[str, Tensor]) -> None:
@@ -26,14 +24,15 @@ def copy_to_device(flat: Flat, targets: Mapping[str, Tensor]) -> None:
 
     Returns when the record's memory may be reused.
     """
-    host, pieces = tensor_on(flat.bytes), list(_pieces(flat.layout))
-    for places, begin, end in pieces:
+    host = tensor_on(flat.bytes)
+    for places, begin, end in _pieces(flat.layout):
         # The last copy waits for the device, and so for all copies before it.
-        non_blocking, part = end < flat.layout.num_bytes, host[begin:end]
+        non_blocking = end < flat.layout.num_bytes
+        part = host[begin:end]
         if len(places) == 1:
-            targets[places[0][0]].copy_(_views(part, places)[0], non_blocking=non_blocking)
+            targets[places[0].name].copy_(_views(part, places)[0], non_blocking=non_blocking)
         else:
-            own = [targets[name] for name, *_ in places]
+            own = [targets[place.name] for place in places]
             part = part.to(_device_of(targets), non_blocking=non_blocking)
             torch._foreach_copy_(own, _views(part, places))
 
@@ -43,14 +42,16 @@ def copy_to_host(sources: Mapping[str, Tensor], flat: Flat) -> None:
 
     Between its arrays, the record has zeros.
     """
-    host, device = tensor_on(flat.bytes), _device_of(sources)
+    host = tensor_on(flat.bytes)
+    device = _device_of(sources)
     for places, begin, end in _pieces(flat.layout):
-        non_blocking, part = end < flat.layout.num_bytes, host[begin:end]
+        non_blocking = end < flat.layout.num_bytes
+        part = host[begin:end]
         if len(places) == 1:
-            _views(part, places)[0].copy_(sources[places[0][0]], non_blocking=non_blocking)
+            _views(part, places)[0].copy_(sources[places[0].name], non_blocking=non_blocking)
         else:
             gathered = torch.zeros(end - begin, dtype=torch.uint8, device=device)
-            torch._foreach_copy_(_views(gathered, places), [sources[n] for n, *_ in places])
+            torch._foreach_copy_(_views(gathered, places), [sources[p.name] for p in places])
             part.copy_(gathered, non_blocking=non_blocking)
 
 
@@ -62,23 +63,23 @@ def tensor_on(array: npt.NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.require(array, requirements="W"))
 
 
-def _pieces(layout: Layout) -> Iterator[tuple[list[_Place], int, int]]:
+def _pieces(layout: Layout) -> Iterator[tuple[list[Place], int, int]]:
     """Yield the places of the tensors of each piece, and the range of its bytes."""
-    piece: list[_Place] = []
+    piece: list[Place] = []
     begin = 0
     for place, end in zip(layout.places, layout.ends, strict=True):
-        offset = place[-1]
         if piece and end - begin > PIECE_BYTES:
-            yield piece, begin, offset
-            piece, begin = [], offset
+            yield piece, begin, place.offset
+            piece = []
+            begin = place.offset
         piece.append(place)
     if piece:
         yield piece, begin, layout.num_bytes
 
 
-def _views(part: Tensor, places: Sequence[_Place]) -> list[Tensor]:
+def _views(part: Tensor, places: Sequence[Place]) -> list[Tensor]:
     """Return the tensors of a piece as views of its bytes."""
-    begin = places[0][-1]
+    begin = places[0].offset
     return [
         part[offset - begin : offset - begin + dtype.itemsize * math.prod(shape)]
         .view(getattr(torch, dtype_name))
