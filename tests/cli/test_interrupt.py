@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -30,6 +31,12 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def replace_command(monkeypatch: pytest.MonkeyPatch, command: Callable[[object], None]) -> None:
+    parser = SimpleNamespace(parse_args=lambda _: SimpleNamespace(command=command, verbose=False))
+    monkeypatch.setattr(cli, "_parser", lambda _: parser)
+    monkeypatch.setattr(cli, "_set_up_logging", lambda _: None)
+
+
 @pytest.mark.parametrize(
     ("module", "whole"), [("torch", True), ("torch.nn", True), ("mine", False)]
 )
@@ -46,8 +53,7 @@ def test_import_of_a_library_is_not_interrupted_but_the_command_is(
         while True:
             time.sleep(0.01)
 
-    monkeypatch.setattr(cli, "_parser", lambda _: Parser(command))
-    monkeypatch.setattr(cli, "_set_up_logging", lambda _: None)
+    replace_command(monkeypatch, command)
     assert entry.main() == 130
     assert imported == ([module] if whole else [])
     assert capsys.readouterr().err.count("\n") == 1
@@ -60,8 +66,7 @@ def test_ignored_ctrl_c_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise UsageError("x")
 
-    monkeypatch.setattr(cli, "_parser", lambda _: Parser(refuse))
-    monkeypatch.setattr(cli, "_set_up_logging", lambda _: None)
+    replace_command(monkeypatch, refuse)
     assert entry.main() == 2
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
@@ -122,8 +127,7 @@ def test_command_outlasts_its_reader(
         log.handle(logging.makeLogRecord({"msg": "a warning"}))
         print("the end")
 
-    monkeypatch.setattr(cli, "_parser", lambda _: Parser(command))
-    monkeypatch.setattr(cli, "_set_up_logging", lambda _: None)
+    replace_command(monkeypatch, command)
     lost(make(), buffered=buffered)
     assert entry.main() == code
     for text in (sys.stdout, sys.stderr):
@@ -140,13 +144,3 @@ def test_encoding_that_lacks_a_character_shows_another_one(lost: Lost) -> None:
     print("größe", file=sys.stderr, flush=True)
     assert os.read(reader, 1000).decode() == "gr??e\n? gr??e\ngr\\xf6\\xdfe\n"
     os.close(reader)
-
-
-class Parser:
-    """Gives every arguments the same command."""
-
-    def __init__(self, command: object) -> None:
-        self.command, self.verbose = command, False
-
-    def parse_args(self, _: object) -> "Parser":
-        return self
