@@ -1,6 +1,7 @@
 """Runs that go on where they were: what is compared, what is refused, what stays on disk."""
 
 import contextlib
+import copy
 import csv
 import functools
 import io
@@ -195,9 +196,14 @@ def left_by(folder: Path) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _undisturbed() -> dict[str, Any]:
+    return left_by(train(out="undisturbed").folder.path)
+
+
 @pytest.fixture
 def undisturbed() -> dict[str, Any]:
-    return left_by(train(out="undisturbed").folder.path)
+    return copy.deepcopy(_undisturbed())
 
 
 # --- the same bits ------------------------------------------------------------------------------

@@ -117,11 +117,11 @@ def test_a_run_that_was_interrupted_and_killed_trains_the_same_model_as_blsgd_ru
         process.kill()
         process.communicate(timeout=100)  # ends when no process holds its output any more
     rounds = last_checkpoint() + 20
-    with running("--rounds", str(rounds), "--resume", SCRIPT) as process:
+    with running("--rounds", str(rounds), "--resume", SCRIPT, "", "2") as process:
         shown, errors = process.communicate(timeout=250)
         assert process.returncode == 0, errors
     after = summary("runs/script-1")
-    assert (after["rounds"], len(after["resumed"])) == (rounds, 2)
+    assert (after["rounds"], len(after["resumed"]), after["failures"]) == (rounds, 2, [])
     task = flower_blsgd.Task(model=script.model, train=script.data(), test=script.data())
     result = flower_blsgd.train(
         task,

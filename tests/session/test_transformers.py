@@ -158,14 +158,6 @@ def test_each_order_has_its_steps_samples_and_learning_rate() -> None:
     assert [x for batch in trainer.model.seen for x in batch][:60] == stream
 
 
-def test_warm_up_begins_above_zero() -> None:
-    launcher, trainer = Launcher(), trainer_of(warmup_steps=10)
-    rates = rates_of(trainer)
-    trainer.add_callback(BlsgdCallback(trainer))
-    launcher.run(trainer.train, order_of(1, 1, 0.0), order_of(2, 1, 0.25), order_of(3, 1, 0.75))
-    assert rates == pytest.approx([0.01, 0.05, 0.05])
-
-
 def test_a_checkpoint_of_the_trainer_continues_its_schedule() -> None:
     trainer_of(max_steps=5, save_strategy="steps", save_steps=5).train()
     launcher, trainer = Launcher(), trainer_of()
@@ -192,14 +184,16 @@ def test_a_checkpoint_of_the_trainer_continues_its_schedule() -> None:
 
 
 def test_the_schedule_is_the_same_whatever_the_batch_of_a_worker() -> None:
+    """And a warm-up begins above zero."""
     launcher = Launcher(batch_size=20)
     trainer = trainer_of(max_steps=-1, num_train_epochs=2, warmup_steps=10)
     rates = rates_of(trainer)
     trainer.add_callback(BlsgdCallback(trainer))
-    launcher.run(trainer.train, order_of(1, 2, 0.25, batch=20))
-    assert launcher.reports[0].num_examples == 40
-    assert [len(batch) for batch in trainer.model.seen] == [10] * 4
-    assert rates == pytest.approx([0.05, 0.05])  # step 5 of 20, as with the Trainer's own batch
+    given = [order_of(n, 1, progress, batch=20) for n, progress in ((1, 0.0), (2, 0.25), (3, 0.75))]
+    launcher.run(trainer.train, *given)
+    assert [report.num_examples for report in launcher.reports] == [20] * 3
+    assert [len(batch) for batch in trainer.model.seen[:6]] == [10] * 6
+    assert rates == pytest.approx([0.01, 0.05, 0.05])  # of steps 1, 5 and 15 of 20
 
 
 @pytest.mark.parametrize("is_main", [True, False])

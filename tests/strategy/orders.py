@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 
 from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.local_steps import Clock, SystemAwareSteps
@@ -101,6 +101,17 @@ def good_reply(orders: Orders, node_id: int, value: float = 1.0) -> Message:
 
 def outcomes_of(orders: Orders, *replies: Message) -> list[Outcome]:
     return Round(orders, toy_arrays(), Keys(), 2).read(replies)
+
+
+def play_round(
+    strategy: BiasedLocalSGD, grid: InProcessGrid, server_round: int = 1
+) -> tuple[list[TrainOrder], MetricRecord]:
+    """Train a round from a model of zeros, and return its orders by worker, and its metrics."""
+    messages = list(strategy.configure_train(server_round, toy_arrays(), ConfigRecord(), grid))
+    arrays, metrics = strategy.aggregate_train(server_round, grid.send_and_receive(messages))
+    assert arrays is not None
+    assert metrics is not None
+    return [TrainOrder.from_message(message) for message in messages], metrics
 
 
 class Clocked(ToyWorker):

@@ -30,7 +30,7 @@ from ..in_process_grid import (
     unnamed_profile,
 )
 from ..log_capture import captured_log
-from .orders import Clocked, connected
+from .orders import Clocked, connected, play_round
 
 
 class Batches(InProcessGrid):
@@ -186,10 +186,7 @@ def test_local_steps_auto_are_the_fewest_that_cost_little(
     assert measuring == [[(0, 2, 0.0)] * rounds, [(0, 1, 0.0)] * rounds]
     assert same_bits(before, toy_arrays(0.3))
     strategy.aggregate_train(1, grid.send_and_receive(messages))
-    orders = [
-        TrainOrder.from_message(m)
-        for m in strategy.configure_train(2, before, ConfigRecord(), grid)
-    ]
+    orders, _ = play_round(strategy, grid, 2)
     assert [order.local_steps for order in orders] == steps  # it is chosen once
 
 
@@ -201,9 +198,9 @@ def test_local_steps_auto_of_one_worker_are_64_or_more_if_rounds_cost_much(
     strategy = BiasedLocalSGD(1000, 2, "auto", sampler=UniformSampler(), min_available_nodes=1)
     grid = Costly(monkeypatch, overhead, node)
     with captured_log():
-        (message,) = strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid)
-    assert TrainOrder.from_message(message).local_steps == steps
-    assert {order.local_steps for order in node.orders} == {1}  # the shortest rounds measure
+        ((order,), _) = play_round(strategy, grid)
+    assert order.local_steps == steps
+    assert {order.local_steps for order in node.orders[:-1]} == {1}  # the shortest rounds measure
 
 
 def test_local_steps_auto_without_any_speed_are_the_usual_ones() -> None:
@@ -288,12 +285,10 @@ def test_scripts_are_measured_by_rounds_of_training_whose_work_counts(
 def test_scripts_that_fail_or_join_late_or_are_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = InRounds(unnamed_profile(0), 0.01), InRounds(unnamed_profile(1), 0.04)
     grid, strategy = scripts(monkeypatch, *nodes, local_steps=8)
-    arrays = toy_arrays()
 
     def play(strategy: BiasedLocalSGD, first: int, last: int) -> None:
         for number in range(first, last + 1):
-            messages = list(strategy.configure_train(number, arrays, ConfigRecord(), grid))
-            strategy.aggregate_train(number, grid.send_and_receive(messages))
+            play_round(strategy, grid, number)
 
     play(strategy, 1, 3)  # of at most 8 steps
     assert steps_of(*nodes) == [(1, 1), (8, 2), (8, 2)]
@@ -349,8 +344,8 @@ def test_given_speeds_of_scripts_are_not_measured(
 ) -> None:
     nodes = [InRounds(profile, 0.1) for profile in profiles]
     grid, strategy = scripts(monkeypatch, *nodes, **changes)
-    messages = strategy.configure_train(1, toy_arrays(), ConfigRecord(), grid)
-    assert tuple(TrainOrder.from_message(message).local_steps for message in messages) == steps
+    orders, _ = play_round(strategy, grid)
+    assert tuple(order.local_steps for order in orders) == steps
     unnamed = any(not profile.tier for profile in profiles)
     assert (strategy.planner.measured is not None) == (unnamed or steps in ((3, 2), (3, 1)))
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.errors import UsageError
 from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.strategy.cost_model import Prediction, predict_run
 from flower_blsgd.strategy.workers import WorkerRegistry
 
 from ..in_process_grid import fast_profile, slow_profile
+from ..refusal import refusal
 
 # --- of a strategy and its workers
 
@@ -95,8 +95,7 @@ def test_nothing_is_predicted_where_a_speed_of_one_who_trains_is_not_known() -> 
 
 
 def test_workers_that_cannot_begin_is_refused() -> None:
-    with pytest.raises(UsageError, match="no slow worker"):
-        prediction_of(*WORKERS[:2], algorithm="biased-local-sgd")
+    line = refusal(prediction_of, *WORKERS[:2], algorithm="biased-local-sgd")
+    assert "no slow worker" in line
     # a speed is known of all, but the batch does not fit
-    with pytest.raises(UsageError, match="largest that fits is batch-size = 8"):
-        prediction_of(num_samples=24)
+    assert "largest that fits is batch-size = 8" in refusal(prediction_of, num_samples=24)

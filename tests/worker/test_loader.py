@@ -1,11 +1,10 @@
 """Samples that processes read ahead: in order, with own random numbers, and with errors by name."""
 
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from flower_blsgd.worker import local_sgd
 from flower_blsgd.worker.batches import BatchSource
 from flower_blsgd.worker.loader import loader_workers
 
+from ..grids.processes import is_alive, wait_until
 from .helpers import close, data, independent_model, independent_order, same
 
 CPU = torch.device("cpu")
@@ -88,10 +88,7 @@ def test_processes_begin_to_read_before_the_first_batch_is_asked_for(tmp_path: P
 
     source = BatchSource(Touching(), CPU, loader_workers=1)
     batches = source.batches(torch.arange(4), 2)
-    until = time.monotonic() + 20
-    while not (tmp_path / "3").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert (tmp_path / "3").exists()
+    assert wait_until((tmp_path / "3").exists)
     assert [batch["index"].tolist() for batch in batches] == [[0, 1], [2, 3]]
 
 
@@ -113,21 +110,20 @@ def test_process_that_is_killed_costs_only_its_order() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends them there")
-def test_processes_end_with_a_worker_that_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "reading.py"
-    script.write_text(
-        "import os, signal, torch\n"
-        "from tests.worker.test_loader import BatchSource, CPU, Numbers, read, values\n"
-        "print(values(read(BatchSource(Numbers(), CPU, loader_workers=1), 1, 2), 'process')[0])\n"
-        "import sys; sys.stdout.flush()\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    found = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, check=False)
-    until = time.monotonic() + 20
-    while Path(f"/proc/{found.stdout.strip()}").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert found.stdout.strip()
-    assert not Path(f"/proc/{found.stdout.strip()}").exists()
+def test_processes_end_with_a_worker_that_is_killed() -> None:
+    context = multiprocessing.get_context("fork")
+    receives, sends = context.Pipe(duplex=False)
+
+    def read_and_die() -> None:
+        source = BatchSource(Numbers(), CPU, loader_workers=1)
+        sends.send(values(read(source, 1, 2), "process")[0])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    worker = context.Process(target=read_and_die)
+    worker.start()
+    reader = receives.recv()
+    worker.join()
+    assert wait_until(lambda: not is_alive(reader))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:1", marks=pytest.mark.cuda)])
