@@ -23,9 +23,11 @@ train: $(VENV)/.installed  ## Train on real images with a fast and a slow worker
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider -n 3 --dist loadfile --no-loadscope-reorder
 
 test: check  ## Lint, types, and tests of every rule
+	@echo "tests: the second at which each file begins"
 	@$(PYTEST)
 
 test-all: check  ## Also the guides, the examples and nodes of several devices, as they are started
+	@echo "tests: the second at which each file begins"
 	@$(PYTEST) -m 'not soak'
 
 fuzz: $(VENV)/.installed-dev  ## New random examples: settings, 100,000 records, 10,000 files
@@ -47,6 +49,7 @@ docs: $(VENV)/.installed-dev  ## Build the site into docs/_build
 	@echo "docs/_build/index.html"
 
 check: $(VENV)/.installed-dev  ## Lint and types
+	@echo "lint and types"
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy

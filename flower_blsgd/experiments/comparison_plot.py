@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from ..algorithm.local_steps import Clock
 from ..results import plots
 from ..results.metric import Metric
 from .comparison import Comparison, Run, headline
@@ -65,17 +66,17 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     shown = final_range(finals, metric)
     styles = styles_of(one.algorithm for one in comparison.algorithms)
     halves: Any = figure.subfigures(2, 1, height_ratios=[4.2, 2 + 0.28 * rows])
-    measured, *simulated = halves[0].subplots(1, 1 + devices, squeeze=False, sharey=True)[0]
+    clocks: tuple[Clock, ...] = ("wall", "device") if devices else ("wall",)
+    curves = halves[0].subplots(1, len(clocks), squeeze=False, sharey=True)[0]
     ranking, waiting = halves[1].subplots(1, 2, sharey=True, width_ratios=[1.5, 1])
-    _draw_curves(measured, comparison, styles, shown, "training_seconds")
-    plots.style_panel(measured, "over measured time", "training time (s)", grid=True)
-    measured.set_ylabel(_label(metric, measured.get_ylim()[0]))
-    for axes in simulated:
-        _draw_curves(axes, comparison, styles, shown, "device_seconds")
-        unit = "training time on simulated devices (s, computed)"
-        plots.style_panel(axes, "over time on simulated devices", unit, grid=True)
+    for axes, clock in zip(curves, clocks, strict=True):
+        column, unit = plots.TIME_AXES[clock]
+        _draw_curves(axes, comparison, styles, shown, column)
+        time = "time on simulated devices" if clock == "device" else "measured time"
+        plots.style_panel(axes, f"over {time}", unit, grid=True)
+    curves[0].set_ylabel(_label(metric, curves[0].get_ylim()[0]))
     look: Any = {"loc": "outside right upper", "frameon": False, "handlelength": 3.2}
-    halves[0].legend(*measured.get_legend_handles_labels(), reverse=True, **look)
+    halves[0].legend(*curves[0].get_legend_handles_labels(), reverse=True, **look)
     _draw_ranking(ranking, comparison, styles, shown)
     plots.style_panel(ranking, f"final {metric.name}", _label(metric, shown[0]), grid=True)
     _draw_waiting(waiting, comparison)

@@ -138,9 +138,7 @@ def _seconds_per_round(run: Run) -> dict[str, Any]:
 
 def _clock(runs: Runs) -> tuple[str, str]:
     """Return the column with the seconds of the runs' clock, and the label of their axis."""
-    if _first(runs)["clock"] == "device":
-        return "device_seconds", "training time on simulated devices (s, computed)"
-    return "training_seconds", "training time (s)"
+    return plots.TIME_AXES[_first(runs)["clock"]]
 
 
 def _first(runs: Runs) -> Run:

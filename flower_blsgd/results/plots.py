@@ -28,6 +28,12 @@ GREY = "#BBBBBB"
 DARK = "#555555"
 _ALL = "#888888"
 
+TIME_AXES: Mapping[Clock, tuple[str, str]] = {
+    "wall": ("training_seconds", "training time (s)"),
+    "device": ("device_seconds", "training time on simulated devices (s, computed)"),
+}
+"""For each clock the column of ``epochs.csv`` with the seconds, and the label of their axis."""
+
 _LOG_FROM_RATIO = 30
 """Ratio of the highest to the lowest mean loss from which the axis is logarithmic."""
 
@@ -70,10 +76,9 @@ def draw_learning_curve(
     if not rows:
         save_text_instead(figure, f"no {metric.split} {metric.name} was measured", path)
         return
-    seconds, unit = [row.training_seconds for row in rows], "training time (s)"
-    simulated = [row.device_seconds for row in rows if row.device_seconds is not None]
-    if clock == "device" and len(simulated) == len(rows):
-        seconds, unit = simulated, "training time on simulated devices (s, computed)"
+    all_known = all(row.device_seconds is not None for row in rows)
+    column, unit = TIME_AXES[clock if all_known else "wall"]
+    seconds = [getattr(row, column) for row in rows]
     best_at = metric.best(shown)
     best = shown[best_at]
     left, right = figure.subplots(1, 2, sharey=True)

@@ -129,17 +129,15 @@ def _on_array(array: np.ndarray[Any, Any]) -> Tensor:
 class BatchSource:
     """Source of batches on a worker's device, by sample index.
 
-    Tensors move to an accelerator once, as a whole, so that a batch is one gather operation there.
-    Tensors that would take more than half of its free memory, divided by the workers that share it,
-    stay on the host, with one line in the log; without `move`, all do. Then, and for other data
-    sets, the host assembles every batch and copies it, on CUDA through pinned memory while the
-    device computes. `on_device` says whether the samples are on the device.
+    Tensors move to an accelerator once, so that a batch is one gather operation there. Tensors that
+    would take more than half of its free memory, divided by the workers that share it, stay on the
+    host, with one line in the log; without `move`, all do. Then, and for other data sets, the host
+    assembles every batch and copies it, on CUDA through pinned memory while the device computes.
 
-    Samples of a map-style Dataset are prefetched by `loader_workers` processes of a DataLoader, or
-    read by the calling thread if that is 0. Before a batch is read, the global random generators of
-    torch, Python and numpy are seeded, so a random transform gives the same samples wherever it
-    runs. With `collate`, tensors are also read sample by sample; the default is torch's
-    ``default_collate``. ValueError if tensors have different lengths.
+    Samples of a map-style Dataset are read by `loader_workers` processes of a DataLoader, or by the
+    calling thread if that is 0. The global random generators are seeded for each batch, so a random
+    transform gives the same samples wherever it runs. With `collate`, tensors are also read sample
+    by sample; the default is torch's ``default_collate``. ValueError for different lengths.
     """
 
     def __init__(
@@ -180,8 +178,7 @@ class BatchSource:
     def batch(self, indices: Tensor, seed: int = 0) -> Any:
         """Return the samples of these indices as one batch, on the worker's device.
 
-        The indices may be on any device. They need no copy if they are on the worker's device (with
-        `on_device`) or on the host (without). `seed` is that of a map-style Dataset's transforms.
+        The indices need no copy if they are on this device (with `on_device`) or on the host.
         """
         indices = self._in_dataset(indices)
         if self._parts is None:
@@ -195,8 +192,7 @@ class BatchSource:
     ) -> Generator[Any, None, None]:
         """Return the batches of `size` consecutive indices, in order; a list has all sizes.
 
-        A map-style Dataset is prefetched, beginning with this call. Batch k is read with the seed
-        ``seed + k * seed_step``.
+        Processes begin to read with this call. Batch k has the seed ``seed + k * seed_step``.
         """
         parts = torch.split(indices, size)
         seeds = (seed + number * seed_step for number in range(len(parts)))

@@ -39,10 +39,8 @@ def evaluate_sums(
 ) -> EvaluateReport:
     """Return float64 sums of loss and metric over each batch of the test set, in eval mode.
 
-    `loss` and `metric` are ``(outputs, targets)`` or ``(model, batch) -> values`` of shape
-    (batch_size,). The outputs of a batch are computed once for both. A metric may return a dict of
-    named values; otherwise they are named `metric_name`. Without a metric, the report has only the
-    loss. The model is left in eval mode.
+    A metric may return a dict of named values; otherwise they are named `metric_name`. Without a
+    metric, the report has only the loss. The model is left in eval mode.
 
     Samples are copied to the device batch by batch. A CPU computes at most 64 at a time, because
     larger batches do not fit into its caches and take up to three times as long, and in float32,

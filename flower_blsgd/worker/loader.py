@@ -27,9 +27,8 @@ _BATCHES_AHEAD = 2
 def loader_workers(setting: int | str, num_cores: int = 0) -> int:
     """Return the number of processes that read samples, from the setting ``loader-workers``.
 
-    ``"auto"`` is the number of a worker's cores (0: those of this process), at most 4. A worker
-    with one core reads in its own thread, as does a daemonic process, which may not have child
-    processes.
+    ``"auto"`` is the number of a worker's cores (0: those of this process), at most 4, and 0 with
+    one core. A daemonic process may not have child processes.
     """
     if multiprocessing.current_process().daemon:
         return 0
@@ -50,11 +49,7 @@ class SampleReader(Dataset[Any]):
         self._get_many = getattr(dataset, "__getitems__", None)
 
     def __getitem__(self, wanted: Wanted) -> Any:
-        """Return a batch.
-
-        ValueError if a sample cannot be read or the samples cannot be collated: one line that names
-        it.
-        """
+        """Return a batch; ValueError names a sample that cannot be read or collated."""
         seed, indices = wanted
         # Not torch.manual_seed: in a worker's own thread, it also seeds the device's generator.
         torch.default_generator.manual_seed(seed)
@@ -99,10 +94,8 @@ def read_ahead(
 ) -> Callable[[Sequence[Wanted]], Iterator[Any]]:
     """Return a function that reads batches in processes of a DataLoader, in order.
 
-    They begin to read when the function is called. The processes start with the first call and
-    serve all later calls. They end with this process. After an error, such as a process that was
-    killed, the next call starts new ones. `num_workers` is at least 1. With `pin_memory`, batches
-    are in pinned (page-locked) memory.
+    They begin to read when the function is called, serve all later calls, and end with this
+    process. After an error, such as a process that was killed, the next call starts new ones.
     """
     wanted = _WantedBatches()
 

@@ -130,12 +130,10 @@ def _check_shapes(record: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
 
 
 def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
-    """Overwrite the tensors of a model that are sent; see `sent_tensors`.
+    """Overwrite the tensors of a model that are sent, or those of the whole state dict.
 
-    A record of the whole state dict is loaded as a whole. A record in one buffer moves to an
-    accelerator in pieces, see `copy_to_device`. Returns when its memory may be reused.
-
-    UsageError if names or shapes differ; the message gives the first difference.
+    Returns when the record's memory may be reused. UsageError names the first difference in names
+    or shapes.
     """
     own = _named_in(model, arrays)
     _check_shapes(arrays, own)
@@ -152,9 +150,7 @@ def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayReco
     """Return a copy of the tensors of a model that are sent, in one buffer.
 
     Tensors of 16 bits become float32. With `like`, the record has the same tensors as this one, and
-    a buffer of the same kind, see `flat_like`. From an accelerator, it is filled in pieces.
-
-    UsageError as in `load_state`, if training has changed a shape.
+    a buffer of the same kind, see `flat_like`. UsageError if training has changed a shape.
     """
     own = sent_tensors(model) if like is None else _named_in(model, like)
     layout = Layout.of((n, _dtype_sent(tensor), tuple(tensor.shape)) for n, tensor in own.items())
@@ -180,8 +176,7 @@ def moves_in_pieces(state: Mapping[str, Tensor]) -> bool:
 def model_fingerprint(model: nn.Module) -> str:
     """Return a string that is equal for models with the same tensors and frozen values.
 
-    The names, shapes and dtypes of all tensors count, and of the content of `frozen_tensors` an
-    exact sum and a sample, because copying and hashing all of a base model takes half a minute.
+    Of the values, an exact sum and a sample count: hashing all of a base model takes half a minute.
     """
     every = sorted(model.state_dict().items())
     digest = hashlib.sha256(repr([(n, tuple(t.shape), str(t.dtype)) for n, t in every]).encode())

@@ -88,10 +88,8 @@ _SHORT = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 def use_precision(precision: str, device: str | torch.device) -> None:
     """Allow TF32 on CUDA with ``"tf32"``, and forbid it with ``"ieee"``, for the whole process.
 
-    TF32 computes float32 matrix products and convolutions with 10 bits of mantissa. The other
-    precisions leave torch's flags alone: by default, convolutions use TF32, and so does the user's
-    own script. The previous value is not restored, because workers in parallel threads would
-    restore it for each other.
+    The other precisions leave torch's flags alone. The previous value is not restored, because
+    workers in parallel threads would restore it for each other.
     """
     if torch.device(device).type == "cuda" and precision in ("tf32", "ieee"):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
@@ -165,11 +163,7 @@ class _ObservedOptimizer:
 def autocast(
     precision: Precision, device: torch.device
 ) -> contextlib.AbstractContextManager[object]:
-    """Return the context manager for the forward pass and the loss: torch's autocast or none.
-
-    With 16 bits, torch casts the inputs of matrix products and convolutions. Weights, sums and
-    losses stay float32.
-    """
+    """Return the context manager for the forward pass and the loss: torch's autocast or none."""
     if precision not in _SHORT:
         return contextlib.nullcontext()
     return torch.autocast(device.type, _SHORT[precision])
@@ -212,9 +206,8 @@ def fork_rng(*devices: torch.device) -> contextlib.AbstractContextManager[None]:
 def preserve_training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Restore everything that training steps inside the block change, in place.
 
-    This covers the model's parameters and buffers, the optimizer's state, the gradients, and all
-    global random generators. If the model replaces a buffer by a new tensor, the old one is
-    restored. The copies are in host memory, because the device may be out of memory.
+    This covers the model, the optimizer's state, the gradients, and all global random generators.
+    The copies are in host memory, because the device may be out of memory.
     """
     tensors = [*model.parameters(), *model.buffers()]
     for state in optimizer.state.values():

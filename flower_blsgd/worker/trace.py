@@ -17,10 +17,9 @@ _LOG = logging.getLogger(__name__)
 def traced(file: Path, server_round: int) -> Iterator[bool]:
     """Trace the block with torch's profiler, once per run and not in round 1; yield whether it is.
 
-    Round 1 includes all warm-up, such as the choice of algorithms. `file` is
-    ``<trace folder>/<worker>.json``; if it exists, nothing is traced. It is torch's export for
-    ui.perfetto.dev or chrome://tracing. Results stay bit-identical. If the file cannot be written,
-    one line is logged and the order is not affected. An order that raises leaves no file.
+    Round 1 includes all warm-up, such as the choice of algorithms. If `file` exists, nothing is
+    traced. Results stay bit-identical. If the file cannot be written, one line is logged. An order
+    that raises leaves no file.
     """
     if server_round == 1 or file.exists():
         yield False

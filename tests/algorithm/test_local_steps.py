@@ -165,6 +165,7 @@ def test_policies_say_which_speeds_they_need() -> None:
         # the smallest batch counts: below 15 that of the second is cut
         (SystemAwareSteps(None), (1.0, 1 / 20, 0.5), 0.05, 20),
         (SystemAwareSteps(None, 8), (1.0, 0.1), 0.05, 2),  # nothing is rounded
+        (SystemAwareSteps(None), (1.0, 0.8), 0.05, 5),  # with 4 it is 2.8 %, a quarter more: 0
         (
             SystemAwareSteps(None),
             (1.0, 0.01),

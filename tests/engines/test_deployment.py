@@ -23,7 +23,7 @@ from ..grids.stream.slow_link import SlowLink
 from ..session import script
 from .engine import DIGITS, FIRST, LAST, Deployment, Weights, assert_bit_equal, weights
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engines
 
 PATIENCE_SECONDS = 150.0
 LOOP_APP = Path(__file__).with_name("loop_app")

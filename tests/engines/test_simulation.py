@@ -8,7 +8,7 @@ import pytest
 from ..examples.commands import ROOT
 from .engine import DIGITS, Deployment, Weights, assert_bit_equal, weights
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.engines
 
 
 @pytest.fixture(scope="module")

@@ -48,4 +48,4 @@ def test_features_work_together(
     # Once for each worker; on a busy machine, either may be the faster one.
     assert len(re.findall(r"-[01] \S+: \S+ s a step measured, gamma \d\.\d\d", shown)) == 2
     assert len(re.findall(r"local-steps-fast = auto: \d+; a round takes", shown)) == 1
-    assert run.predicted is not None
+    assert run.history.predicted is not None
