@@ -15,7 +15,7 @@ from flwr.serverapp.exception import AggregationError
 from rich.console import Console
 
 from .config import RunConfig, task_of_script
-from .devices.worker_spec import WorkerSpec, parse_workers
+from .devices.worker_spec import WorkerSpec, check_workers_of_script, parse_workers
 from .engines.local.grid import LocalGrid
 from .engines.local.worker_process import UNKNOWN_EXIT_CODE, death
 from .engines.mailbox import MailboxGrid
@@ -79,8 +79,7 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
     config.check_script()
     config = replace(config, task=task, name=config.name or name)
     workers = parse_workers(config.workers)
-    if precision := next((w.precision for w in workers if w.precision), ""):
-        raise UsageError(f"workers: precision={precision}: a script decides this itself")
+    check_workers_of_script(workers)
     if not config.resume:
         RunFolder.refuse_unusable(config.out)  # before the scripts begin
     main = _main_rank(workers)

@@ -23,7 +23,7 @@ from pathlib import Path
 from socket import create_server
 
 from ..devices.pinning import environment, on_cores_of
-from ..devices.worker_spec import WorkerSpec, cores_note, parse_workers
+from ..devices.worker_spec import WorkerSpec, check_workers_of_script, cores_note, parse_workers
 from ..errors import UsageError
 from ..processes import signal_at_parents_end
 from .options import add_workers, terminated_like_interrupted
@@ -133,6 +133,8 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
     devices = " ".join((options.workers or "auto").split())
     evaluating = [worker for worker in workers if worker.role == "evaluate"]
     script = _script(options.script)
+    if script:
+        check_workers_of_script(workers)
     if options.one_node_per_device or script or (evaluating and devices != "auto"):
         groups = [[worker] for worker in workers]
     else:  # on a shared node, the other workers would wait for one that evaluates

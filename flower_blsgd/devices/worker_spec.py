@@ -188,6 +188,13 @@ def _shortest(value: float | str) -> float | str:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def check_workers_of_script(workers: Sequence[WorkerSpec]) -> None:
+    """Raise UsageError for an option of workers that a training script decides itself."""
+    for worker in workers:
+        if worker.precision:
+            raise UsageError(f"workers: precision={worker.precision}: a script decides this itself")
+
+
 # --- node configs -----------------------------------------------------------------------------
 
 DEVICES = "devices"

@@ -243,5 +243,7 @@ def test_script_is_the_worker_of_one_node_per_device(tmp_path: Path) -> None:
     line = refusal(launched, "1x cpu:0", "--script", "none.py")
     assert line == f"script '{Path('none.py').absolute()}' is not a file"
     assert "is a notebook" in refusal(launched, "1x cpu:0", "--script", str(notebook))
+    line = refusal(launched, "1x cpu:0 precision=tf32", "--script", str(script))
+    assert line == "workers: precision=tf32: a script decides this itself"
     (node,) = launched("1x cpu:0", "--script", "-m json.tool x")
     assert config_of(node)["script"] == "-m json.tool x"
