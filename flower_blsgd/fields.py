@@ -12,7 +12,7 @@ A field with a ``Literal`` type must be one of its texts.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
@@ -49,6 +49,19 @@ def from_json(cls: Any, values: Mapping[str, Any]) -> Any:
     FieldError if a field is missing or has the wrong type.
     """
     return cls(**_read(cls, values, True))
+
+
+def to_json(value: Any) -> Any:
+    """Return a value, such as a dataclass, as JSON can hold it: nan and infinity become null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def _read(cls: Any, record: Any, json: bool) -> dict[str, Any]:

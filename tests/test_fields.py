@@ -3,14 +3,14 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from flower_blsgd.fields import FieldError, from_json, from_record, to_record
+from flower_blsgd.fields import FieldError, from_json, from_record, to_json, to_record
 
 
 @dataclass
@@ -82,8 +82,9 @@ class Whole:
 
 def test_null_is_nan_or_none_in_json() -> None:
     whole = Whole(0.5, (Part(1, 2.0), Part(2, None)), Part(3, None))
-    values = json.loads(json.dumps(asdict(whole)))
+    values = json.loads(json.dumps(to_json(whole)))
     assert from_json(Whole, values) == whole
+    assert to_json({"a": (math.nan, -math.inf, 1.5, None)}) == {"a": [None, None, 1.5, None]}
     assert math.isnan(from_json(Whole, values | {"loss": None, "more": 1}).loss)
     wrong: list[Mapping[str, Any]] = [{"first": None}, {"parts": [[1]]}, {"parts": None}]
     for value in (*wrong, {"loss": "x"}, {"first": {"count": 1.5, "share": None}}):

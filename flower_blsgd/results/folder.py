@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from ..algorithm.sampling_stats import SamplingStats
 from ..config import RunConfig
 from ..errors import UsageError
-from ..fields import from_json
+from ..fields import from_json, to_json
 from ..files import (
     append,
     locked,
@@ -166,7 +166,8 @@ class RunFolder:
     def _csv(self, rows: Sequence[EpochRow], header: bool) -> str:
         columns = [dataclasses.asdict(row) for row in rows]
         return csv_of(
-            [plain(row | row.pop("sampling") | self.metric.description) for row in columns], header
+            [to_json(row | row.pop("sampling") | self.metric.description) for row in columns],
+            header,
         )
 
     def rounds_until(self, last_round: int) -> list[RoundRecord]:
@@ -189,7 +190,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""
-        text = json.dumps(plain(dict(summary)), indent=2)
+        text = json.dumps(to_json(dict(summary)), indent=2)
         write_text(self.path / "summary.json", text + "\n")
 
     def add_assets(self, assets: Mapping[str, Path]) -> None:
@@ -287,15 +288,4 @@ def _next_free(runs: Path, name: str) -> Path:
 
 
 def _line(record: RoundRecord) -> str:
-    return json.dumps(plain(dataclasses.asdict(record))) + "\n"
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: nan and infinity become null."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return json.dumps(to_json(record)) + "\n"

@@ -9,12 +9,12 @@ from typing import Any
 from flwr.app import ArrayRecord
 
 from ..config import RunConfig
-from ..fields import from_json
+from ..fields import from_json, to_json
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.budget import Budget
 from ..strategy.round_metrics import RoundRecord
 from ..strategy.rounds import EpochEnd
-from .folder import EpochRow, RunFolder, plain, shown_late
+from .folder import EpochRow, RunFolder, shown_late
 from .metric import ACCURACY, Metric
 from .metrics import Figures, RunMetrics
 from .stopping import Best, EarlyStopping
@@ -190,7 +190,7 @@ class RunHistory:
             "resumed": self.resumed,
             **self.stopping.state_dict(),
         }
-        return dict(plain(state))
+        return dict(to_json(state))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; LookupError, TypeError or ValueError if it is invalid."""
