@@ -109,6 +109,8 @@ def _train(
             _note_ignored_settings(config, strategy.registry, recorder)
         elif not config.is_script and (note := precision_note(config.precision, workers)):
             recorder.say(note)
+        if strategy.planner.measured is None:  # else the first rounds measure speeds
+            _predict(strategy, recorder)
 
         checkpoints = Checkpoints(grid, strategy, recorder)
         evaluation = _Evaluation(grid, config, work, strategy, recorder, checkpoints)
@@ -159,8 +161,6 @@ def _train_rounds(
         if end_epoch(EpochEnd(planner.progress.epoch, last_round, arrays), over):
             return
     are_speeds_shown = planner.measured is None
-    if are_speeds_shown:
-        _predict(strategy, recorder)
     train_config = ConfigRecord()
     if config.trace:
         train_config[TRACE_FOLDER] = str((recorder.folder.path / "trace").resolve())

@@ -542,6 +542,7 @@ def test_run_that_ended_by_patience_stays_ended_when_it_is_resumed() -> None:
     after = train(epochs=9, patience=2, resume="run").summary
     assert Path("run/rounds.jsonl").read_bytes() == rounds
     assert after["stopped_early"] == before["stopped_early"] is not None
+    assert after["predicted"] == before["predicted"] is not None
     assert (after["epochs"], after["resumed"]) == (3, [before["rounds"]])
     assert "is finished: 2 evaluations" in refusal(train, epochs=9, patience=2, resume="run")
 
