@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(os, "fork", refuse)
-    for module in ("run", "engines.local.grid", "engines.local.fork_server"):
+    for module in ("parts", "engines.local.grid", "engines.local.fork_server"):
         monkeypatch.setattr(f"flower_blsgd.{module}.start_fork_server", lambda modules=(): None)
     monkeypatch.setattr("flower_blsgd.devices.machine._accelerators", lambda: ())
     monkeypatch.chdir(tmp_path)
