@@ -4,11 +4,9 @@ import contextlib
 import errno
 import functools
 import importlib
-import itertools
 import logging
 import mimetypes
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, first_line, pip_install
+from .image_folders import VALIDATION, image_tables, split_of
 from .libraries import (
     hf_hub_reachable,
     is_hf_hub_name,
@@ -43,16 +42,6 @@ _FORMS = {
     "datasets' save_to_disk, or CLASS:FOLDER for a class of torchvision.datasets",
     "texts": "{tables}, or .csv or .jsonl, with columns text and label",
 }
-
-_VALIDATION = dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
-"""Names of the validation split."""
-
-_SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-    **_VALIDATION,
-}
-"""Splits by the words in the names of their folders."""
 
 _NOT_DATA = (".git", ".cache", ".ipynb_checkpoints", "__MACOSX", "@eaDir")
 """Folders that tools write."""
@@ -173,7 +162,7 @@ class DataSource:
         try:
             with _quiet(datasets, bars=self.folder is None, offline=not reachable):
                 tables = self._read(datasets, scratch)
-            return {_VALIDATION.get(name, name): table for name, table in tables.items()}
+            return {VALIDATION.get(name, name): table for name, table in tables.items()}
         except UsageError:
             raise
         except Exception as error:
@@ -204,10 +193,11 @@ class DataSource:
         if (self.folder / "dataset_dict.json").is_file():
             return dict(datasets.load_from_disk(str(self.folder)))
         if self.noun == "images" and self._images and not self._has_metadata():
-            return self._image_tables(datasets)
+            paths = self._paths, self._images
+            return image_tables(datasets, self.folder, self.setting, self.train, *paths)
         builder = self._builder(datasets, scratch, self._data_files())
         for split, found in (builder.config.data_files or {}).items():
-            self._files[_VALIDATION.get(str(split), str(split))] = [str(file) for file in found]
+            self._files[VALIDATION.get(str(split), str(split))] = [str(file) for file in found]
         files = [file for found in self._files.values() for file in found]
         if len(set(files)) < len(files):
             raise UsageError(
@@ -269,7 +259,7 @@ class DataSource:
         # "train" in the folder "test" would belong to both. A data set card may name the files.
         card = self.folder / "README.md"
         names_files = card.is_file() and DatasetCard.load(card).data.get("configs")
-        names = () if names_files else ("train", "test", *_VALIDATION)
+        names = () if names_files else ("train", "test", *VALIDATION)
         patterns = {name: f"{name}/**" for name in names if (self.folder / name).is_dir()}
         return patterns if len(patterns) > 1 else None
 
@@ -285,7 +275,7 @@ class DataSource:
         """Relative paths of all images; empty if there are Parquet files of splits."""
         from PIL.Image import OPEN, registered_extensions
 
-        if any(path.endswith((".parquet", ".arrow")) and _split_of(path) for path in self._paths):
+        if any(path.endswith((".parquet", ".arrow")) and split_of(path) for path in self._paths):
             return []
         known = {end for end, form in registered_extensions().items() if form in OPEN}
         return [path for path in self._paths if os.path.splitext(path)[1].lower() in known]
@@ -299,71 +289,6 @@ class DataSource:
                 if "file_name" in head and any(name in head for name in _LABELS):
                     return True
         return False
-
-    def _image_tables(self, datasets: Any) -> Mapping[str, Any]:
-        """Return the images of each split with their classes.
-
-        Splits are the folders with names of splits; without any, all images are for training. The
-        class is the folder directly below. ``datasets`` would take the innermost folder, and leave
-        out linked folders and names that begin with a dot or two underscores.
-        """
-        common = os.path.commonpath([os.path.dirname(path) for path in self._images])
-        parts = filter(None, common.split("/"))
-        above = [*itertools.takewhile(lambda name: not _split_of(name), parts)]
-        names_of = {path: path.split("/")[:-1] for path in self._paths}
-        skip = len(above)
-        folders = {path: its[skip:] for path, its in names_of.items() if its[:skip] == above}
-        tops = {tuple(folders[path][:2]) for path in self._images} - {()}
-        divided = any(_split_of(top[0]) for top in tops if len(top) > 1) or (
-            bool(tops) and all(_split_of(top[0]) for top in tops)
-        )
-        exact = {_SPLITS[top[0].lower()] for top in tops if top[0].lower() in _SPLITS}
-        images, unread = set(self._images), set()
-        splits: dict[str, dict[str, list[str]]] = {}  # paths of each class of each split
-        for path, names in folders.items():
-            top = "".join(names[:1])
-            below = names[divided:]
-            split = _split_of(top) if divided else "train"
-            if divided and split in exact and top.lower() not in _SPLITS:
-                split = ""  # such as "train_masks" next to "train"
-            if path in images and not split:
-                unread.add(path)
-            elif path in images:
-                if not below or (not divided and any(name in _SPLITS for name in below[1:])):
-                    raise UsageError(
-                        f"{self.setting}: {path} is in no class of a split; put every image into "
-                        "the folder of its class, such as train/<class>/*.png"
-                    )
-                splits.setdefault(split, {}).setdefault(below[0], []).append(path)
-            elif path.endswith("/") and split and len(below) == 1 and below[0][0] != ".":
-                splits.setdefault(split, {}).setdefault(below[0], [])
-        if unread:
-            _LOG.warning(
-                "%s: images next to the splits are not used, such as %s", self.setting, min(unread)
-            )
-        known = {name for split in self.train for name in splits.get(split, ())}
-        for split, classes in splits.items():
-            if more := sorted(classes.keys() - known):
-                raise UsageError(
-                    f"{self.setting}: {split} has classes without training images: "
-                    f"{', '.join(more)}; use the same class folders in {self.train[0]} and {split}"
-                )
-            if empty := sorted(name for name in classes if not classes[name]):
-                raise UsageError(
-                    f"{self.setting}: the class folder {empty[0]} of {split} has no images; add "
-                    "some, or remove it"
-                )
-        numbers = {name: number for number, name in enumerate(sorted(known))}
-        features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=list(numbers))}
-        tables = {}
-        for split, classes in splits.items():
-            rows = sorted((path, numbers[name]) for name in classes for path in classes[name])
-            columns = {
-                "image": [f"{self.folder}/{path}" for path, _ in rows],
-                "label": [number for _, number in rows],
-            }
-            tables[split] = datasets.Dataset.from_dict(columns, datasets.Features(features))
-        return tables
 
     def _check_metadata(self, datasets: Any, tables: Mapping[str, Any]) -> None:
         """Raise UsageError if metadata files do not list all images."""
@@ -411,12 +336,6 @@ def _quiet(datasets: Any, bars: bool = False, offline: bool = False) -> Iterator
         if shown:
             datasets.enable_progress_bars()
         hf_hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-
-
-def _split_of(name: str) -> str:
-    """Return the split in the words of a path, such as ``"train"`` for "Training set", or ""."""
-    words = {_SPLITS[word] for word in re.split(r"[-._ 0-9/]+", name.lower()) if word in _SPLITS}
-    return words.pop() if len(words) == 1 else ""
 
 
 def _files_below(
