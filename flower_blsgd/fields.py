@@ -123,7 +123,8 @@ def _scalar(kind: Any, limits: Any, json: bool, value: Any) -> Any:
         if value not in limits:
             raise FieldError(f"one of {', '.join(map(repr, limits))}")
     elif kind is int:  # one that fits on the wire
-        if not max(limits or -math.inf, -(2**63)) <= value < 2**63:
+        least = -(2**63) if limits is None else max(limits, -(2**63))
+        if not least <= value < 2**63:
             raise FieldError(f"an integer, at least {limits}")
     elif kind is float and limits is not None and not (limits <= value and math.isfinite(value)):
         raise FieldError(f"a finite number, at least {limits}")

@@ -18,6 +18,7 @@ class Example:
     """One field of each kind."""
 
     max_steps: int = field(metadata={"limits": 1})
+    round: int = field(metadata={"limits": 0})
     seconds: float = field(metadata={"limits": 0})
     loss: float = field(metadata={"limits": None})
     name: str
@@ -27,15 +28,25 @@ class Example:
     arrays: object = field(default=None, metadata={"wire": False})
 
 
-EXAMPLE = Example(3, 0.5, 2.0, "x", "slow", True, (1.0, 2.0))
+EXAMPLE = Example(3, 0, 0.5, 2.0, "x", "slow", True, (1.0, 2.0))
 
 
 def test_dataclass_survives_a_record() -> None:
     record = ConfigRecord(to_record(EXAMPLE))
-    assert set(record) == {"max-steps", "seconds", "loss", "name", "tier", "wanted", "norms"}
+    assert set(record) == {
+        "max-steps",
+        "round",
+        "seconds",
+        "loss",
+        "name",
+        "tier",
+        "wanted",
+        "norms",
+    }
     found = from_record(Example, record)
     assert found == {
         "max_steps": 3,
+        "round": 0,
         "seconds": 0.5,
         "loss": 2.0,
         "name": "x",
@@ -52,6 +63,7 @@ def test_dataclass_survives_a_record() -> None:
     ("key", "value"),
     [
         *[("max-steps", value) for value in (3.0, "3", True, None, 0, 2**63)],
+        *[("round", value) for value in (-1, -(2**63))],
         *[("seconds", value) for value in ("fast", True, None, -0.1, np.nan, np.inf, 10**400)],
         *[("name", value) for value in (1, b"x", None)],
         *[("tier", value) for value in ("fast", 1, None)],
