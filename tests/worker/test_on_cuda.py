@@ -10,7 +10,6 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD, TrainReport
-from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.protocol import MOMENTUM
 from flower_blsgd.tasks.images import random_crop_and_flip
@@ -180,26 +179,6 @@ def test_out_of_memory_names_what_fits(cut: bool) -> None:
     free = free_bytes_on(torch.device(DEVICE))
     assert free is not None
     assert 0 < free <= torch.cuda.get_device_properties(DEVICE).total_memory
-
-
-def test_out_of_memory_outside_of_steps_names_the_phase() -> None:
-    sgd = sgd_of(name="fast-0")
-    expected = sgd.run(order_of(1, momentum_policy="reset"))
-    wide = nn.Sequential(nn.Flatten(), nn.Linear(108, 1 << 16))  # 28.6 MB, and a copy while loading
-    order = order_of(1, arrays=state_record(wide), momentum_policy="reset")
-    large = LocalSGD(wide, data(), device=DEVICE, momentum=0.0, name="fast-1")
-    torch.cuda.empty_cache()
-    free = free_bytes_on(torch.device(DEVICE))
-    assert free is not None
-    taken = torch.empty(free - (20 << 20), dtype=torch.uint8, device=DEVICE)
-    with pytest.raises(
-        UsageError,
-        match=r"^worker fast-1: out of memory on cuda:0 while loading the global model \(28.6 MB, ",
-    ):
-        large.run(order)
-    assert close(sgd.run(order_of(1, momentum_policy="reset")), expected)
-    del taken
-    assert large.run(order).completed_steps == STEPS
 
 
 @pytest.mark.parametrize(("optimizer", "models"), [("sgd", 3.1), ("adamw", 4.1)])
