@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-collect_ignore = ["site"]  # collecting it would put it on sys.path
-
 PACKAGES = ("own_digits", "mixed_digits", "my_app")
 
 

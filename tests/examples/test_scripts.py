@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from .commands import EXAMPLES
-from .scripts import changed, commands_of, difference, printed_difference, python, with_steps
+from .scripts import (
+    changed,
+    commands_of,
+    difference,
+    printed_difference,
+    python,
+    run_alone,
+    with_steps,
+)
 
 LIBRARIES = {
     "own_loop": "torchvision",
@@ -20,18 +28,6 @@ LIBRARIES = {
     "lora": "peft",
 }
 """What each example needs, of which all but the first are optional."""
-
-ALONE = """
-import os, runpy, sys
-from flower_blsgd.session.exchange import HERE
-
-for folder, *words in {commands}:
-    HERE.has_joined = False
-    os.chdir(folder)
-    print("begin", os.path.basename(folder), flush=True)
-    sys.argv = words
-    runpy.run_path(words[0], run_name="__main__")
-"""
 
 
 @pytest.mark.parametrize(
@@ -58,20 +54,16 @@ def is_there(name: str) -> bool:
 
 @pytest.mark.processes
 def test_they_train_alone(tmp_path: Path) -> None:
-    """In one process, because importing the libraries takes most of the time."""
     commands = []
     for name in filter(is_there, LIBRARIES):
         folder = str(shutil.copytree(EXAMPLES / name, tmp_path / name))
         if name == "own_loop":
-            python("parts.py", "images", cwd=Path(folder))
+            commands.append([folder, "parts.py", "images"])
             commands.append([folder, "complete.py", "images", "--steps", "2"])
         else:
             commands.append([folder, commands_of(Path(folder, "README.md"))[-1][-1]])
-    output = python("-c", ALONE.format(commands=commands), cwd=tmp_path)
-    printed = output.split("begin ")[1:]
-    assert len(printed) == len(commands)
-    for text in printed:
-        assert re.search(r"^(accuracy|loss) \d", text, re.MULTILINE), text
+    for (_, script, *_), text in zip(commands, run_alone(*commands), strict=True):
+        assert script == "parts.py" or re.search(r"^(accuracy|loss) \d", text, re.MULTILINE), text
 
 
 def check_own_loop(folder: Path, shown: str, log: str, summary: dict[str, Any]) -> None:
@@ -132,7 +124,7 @@ def test_they_train_as_workers(name: str, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(EXAMPLES / name, tmp_path / name))
     launch = commands_of(folder / "README.md")[-1]
     if name == "own_loop":
-        python("parts.py", "images", cwd=folder)
+        run_alone([str(folder), "parts.py", "images"])
     steps = (4, 2) if name == "own_loop" else (16, 8)
     shown = python(*with_steps(launch, *steps), cwd=folder)
     run = folder / "runs" / "latest"

@@ -1,6 +1,5 @@
 """Runs on two emulated cards: of our own app, and of scripts under ``blsgd launch``."""
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from ..examples.commands import EXAMPLES, ROOT
-from ..examples.scripts import SITE, python
+from ..examples.scripts import run_alone
 from .environment import emulated
 from .log import process_logs
 
@@ -26,7 +25,6 @@ def on_two_cards(folder: Path, *arguments: str, **settings: str) -> tuple[str, d
     log = folder / "log"
     log.mkdir()
     environment = emulated(log=str(log), **settings)
-    environment["PYTHONPATH"] += f":{SITE}"
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -42,15 +40,6 @@ def on_two_cards(folder: Path, *arguments: str, **settings: str) -> tuple[str, d
     assert [worker["device"] for worker in summary["workers"]] == ["cuda:0", "cuda:1"]
     assert all(worker["samples"] > 0 for worker in summary["workers"])
     return done.stdout + done.stderr, summary
-
-
-def launched(folder: Path, *given: str) -> tuple[str, dict[str, Any]]:
-    """Launch a script with its arguments on both cards, with 2 steps and 1 step in a round."""
-    steps = ["-s", "local-steps-fast=2", "-s", "local-steps-slow=1"]
-    options = ["--workers", "1x cuda:0 fast; 1x cuda:1 slow", *steps, "-s", "out=run"]
-    output, summary = on_two_cards(folder, "-m", "flower_blsgd", "launch", *options, *given)
-    assert summary["failures"] == []
-    return output, summary
 
 
 def test_run_on_unequal_cards_of_which_one_refuses(tmp_path: Path) -> None:
@@ -73,17 +62,11 @@ def test_run_on_unequal_cards_of_which_one_refuses(tmp_path: Path) -> None:
 def test_own_loop(tmp_path: Path) -> None:
     for file in (EXAMPLES / "own_loop").glob("*.py"):
         shutil.copy(file, tmp_path)
-    python("parts.py", "images", cwd=tmp_path)
-    launched(tmp_path, "--samples", "96", "-s", "batch-size=16", "complete.py", "images")
+    run_alone([str(tmp_path), "parts.py", "images"])
+    workers = ["--workers", "1x cuda:0 fast; 1x cuda:1 slow", "--samples", "96"]
+    settings = ["batch-size=16", "local-steps-fast=2", "local-steps-slow=1", "out=run"]
+    options = [*workers, *(word for setting in settings for word in ("-s", setting))]
+    words = ["-m", "flower_blsgd", "launch", *options, "complete.py", "images"]
+    _, summary = on_two_cards(tmp_path, *words)
+    assert summary["failures"] == []
     assert "accuracy" in (tmp_path / "run" / "worker-1.log").read_text()
-
-
-@pytest.mark.full
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("transformers", "accelerate"))),
-    reason="needs the extra text",
-)
-def test_trainer(tmp_path: Path) -> None:
-    shutil.copy(EXAMPLES / "hf_trainer" / "train.py", tmp_path)
-    output, _ = launched(tmp_path, "--samples", "96", "train.py")
-    assert "accuracy" in output

@@ -39,15 +39,5 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _run_next() -> None:
-    """Run the next file of this name, because Python runs only the first: others patch, too."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    others = [folder for folder in sys.path if os.path.abspath(folder) != here]
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None:
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
 if os.environ.get("FAKE_CUDA") == "1":
     sys.meta_path.insert(0, _TorchFinder())
-_run_next()
