@@ -44,4 +44,7 @@ def _interrupt(_: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Under its own name: a run replaces the handlers of signals that are ours.
+    from flower_blsgd.__main__ import main as command
+
+    sys.exit(command())
