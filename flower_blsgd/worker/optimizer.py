@@ -165,6 +165,8 @@ class OptimizerState:
                 kept[GRAD_SCALER] = view_record({GRAD_SCALER: self._scaler.state})[GRAD_SCALER]
             if kept:
                 node_state[MOMENTUM] = kept
+            else:  # not that of the order before
+                node_state.pop(MOMENTUM, None)
         return None, is_zeroed
 
     def record(self, copy: bool = True) -> ArrayRecord:
@@ -208,11 +210,14 @@ class OptimizerState:
                 state.pop(parameter, None)
 
     def zero(self) -> None:
-        """Set the state to zero, in place; that of a custom optimizer is removed."""
-        if not slots_of(self._optimizer):
-            self._optimizer.state.clear()
+        """Set the state to zero, in place, because the node's record may refer to its tensors.
+
+        That of a custom optimizer is then removed: zero may not be what it begins with.
+        """
         for _, _, tensor in self._tensors():
             tensor.zero_()
+        if not slots_of(self._optimizer):
+            self._optimizer.state.clear()
 
     def is_finite(self) -> bool:
         """Return whether the state is finite, with one synchronization of the device."""

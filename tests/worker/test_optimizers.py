@@ -321,6 +321,25 @@ def test_custom_optimizer_is_that_of_plain_torch_also_in_another_process() -> No
         assert arrays[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-5)
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_state_of_a_custom_optimizer_that_is_not_finite_is_given_up(raises: bool) -> None:
+    """Neither by the object nor by the node, whose record refers to the same tensors."""
+    sgd, node = LocalSGD(model_of(), data(), optimizer=grouped), RecordDict()
+    sgd.run(order_of(1, start()), node)
+    infinite = order_of(2, start(), sample_weights=np.full(len(order_of(2, start()).indices), 1e38))
+    if raises:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local_sgd, "state_record", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                sgd.run(infinite, node)
+    else:
+        assert sgd.run(infinite, node).momentum_zeroed == 1
+        assert "momentum" not in node
+    report = sgd.run(order_of(3, start()), node)
+    assert report.momentum_zeroed == 0
+    assert all(np.isfinite(array.numpy()).all() for array in report.arrays.values())
+
+
 def test_peak_of_the_schedule_gives_a_custom_optimizer_its_own_rates() -> None:
     whole = LocalSGD(model_of(), data(), optimizer=grouped)
     of_peak = LocalSGD(model_of(), data(), optimizer=grouped, peak_learning_rate=0.05)
