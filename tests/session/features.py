@@ -1,7 +1,6 @@
-"""A training script that uses what larger scripts use, by the words on its command line."""
+"""A training script that uses what larger scripts use."""
 
 import os
-import sys
 
 import torch
 import torch.distributed
@@ -26,45 +25,38 @@ class Checkpointed(nn.Module):
         return output
 
 
-def main(features: set[str]) -> None:
+def main() -> None:
     """Train until the run is over."""
-    net: nn.Module = model()
-    if "checkpoint" in features:
-        net = Checkpointed(net)
-    if "gloo" in features:
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    if "fork" in features:
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-    parts = 2 if "accumulate" in features else 1
+    net = Checkpointed(model())
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.999**step)
     session = flower_blsgd.join(net, optimizer)
-    scaler = torch.amp.GradScaler("cpu", enabled="scaler" in features)
+    scaler = torch.amp.GradScaler("cpu")
     inputs, targets = data()
     dataset = TensorDataset(inputs, targets)
     sampler = session.sampler(dataset)
-    loader = DataLoader(dataset, session.batch_size // parts, sampler=sampler)
+    loader = DataLoader(dataset, session.batch_size // 2, sampler=sampler)
     samples = 0
     best, best_round, steps = 0.0, -1, 0
     for number, (batch, labels) in enumerate(loader, 1):
         loss = nn.functional.cross_entropy(net(batch), labels)
-        scaler.scale(loss / parts).backward()
+        scaler.scale(loss / 2).backward()
         samples += len(batch)
-        if number % parts:
+        if number % 2:  # gradients are accumulated
             continue
-        if "clip" in features:
-            scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            assert norm.isfinite()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        assert norm.isfinite()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-        if "gloo" in features:
-            torch.distributed.all_reduce(loss.detach())
+        torch.distributed.all_reduce(loss.detach())
         order = session.order
         session.step(samples=samples)
         samples = 0
@@ -76,12 +68,11 @@ def main(features: set[str]) -> None:
                 best, best_round = accuracy, order.round if order else 0
         if session.done:
             break
-    if "gloo" in features:
-        torch.distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()
     accuracy = (net(inputs).argmax(1) == targets).float().mean().item()
     print(f"rank {session.rank}: accuracy {accuracy:.4f}", flush=True)
     print(f"rank {session.rank}: steps {steps}, best {best:.4f} after round {best_round}")
 
 
 if __name__ == "__main__":
-    main(set(sys.argv[1:]))
+    main()
