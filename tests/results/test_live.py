@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.errors import UsageError
 from flower_blsgd.results.folder import RunFolder
 from flower_blsgd.results.live import AppendedLines, LiveRun, LiveWorker
 from flower_blsgd.results.metric import Metric
 from flower_blsgd.strategy.budget import NO_LIMIT
 
+from ..refusal import refusal
 from .records import epoch, record, row, two_rounds
 
 
@@ -149,8 +149,7 @@ def test_folder_that_is_removed_is_refused(tmp_path: Path) -> None:
     run = live(folder := run_folder(tmp_path / "run"))
     shutil.rmtree(folder.path)
     assert run.idle_seconds == 0.0
-    with pytest.raises(UsageError, match="is not a run"):
-        run.update()
+    assert "is not a run" in refusal(run.update)
 
 
 def test_line_is_read_when_it_is_complete(tmp_path: Path) -> None:

@@ -2,16 +2,16 @@
 
 from typing import Any
 
-import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import flower_blsgd
 from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.devices.worker_spec import WorkerSpec
-from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import WorkerProfile
 from flower_blsgd.worker.profile import answer_profile, worker_of
+
+from ..refusal import refusal
 
 CORE = usable_cores()[0]
 
@@ -46,9 +46,9 @@ def test_worker_of_a_simulation_is_the_partition_of_the_run_config() -> None:
 
 
 def test_worker_of_more_nodes_than_workers_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UsageError, match="num-supernodes=1") as told:
-        worker_of(context_of({"partition-id": 1}, workers=f"1x cpu:{CORE} fast"))
-    assert "node 1" in str(told.value)
+    line = refusal(worker_of, context_of({"partition-id": 1}, workers=f"1x cpu:{CORE} fast"))
+    assert "node 1" in line
+    assert "num-supernodes=1" in line
 
 
 def test_answer_profile_is_one_line_in_anybodys_client_app_and_a_given_speed_wins() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from flower_blsgd import LocalSGD
 from flower_blsgd.devices.machine import Accelerator
 from flower_blsgd.devices.worker_spec import PRECISIONS, Precision
-from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.array_records import view_record
 from flower_blsgd.tasks.images import random_crop_and_flip
 from flower_blsgd.worker import local_step, step
@@ -27,6 +26,7 @@ from flower_blsgd.worker.step import (
     use_precision,
 )
 
+from ..refusal import refusal
 from .helpers import (
     close,
     data,
@@ -124,10 +124,9 @@ def test_module_that_uses_the_batch_is_refused(module: nn.Module, told: str) -> 
     if not told:
         check_micro_batches(model, 4)
         return
-    with pytest.raises(UsageError) as refused:
-        LocalSGD(model, data(), micro_batch_size=4)
-    assert str(refused.value).startswith(f"micro-batch-size = 4: {told} of the model computes its ")
-    assert "set it to 0 and use a smaller batch-size" in str(refused.value)
+    line = refusal(LocalSGD, model, data(), micro_batch_size=4)
+    assert line.startswith(f"micro-batch-size = 4: {told} of the model computes its ")
+    assert "set it to 0 and use a smaller batch-size" in line
 
 
 # --- compiled
@@ -239,8 +238,7 @@ def test_only_tf32_and_ieee_set_the_flags_of_torch(chosen: Precision) -> None:
     ],
 )
 def test_precision_that_is_not_there_is_refused(chosen: str, device: str, told: str) -> None:
-    with pytest.raises(UsageError, match=f"^{told}$"):
-        check_precision(chosen, torch.device(device))
+    assert refusal(check_precision, chosen, torch.device(device)) == told
 
 
 def test_bfloat16_is_refused_on_cards_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,8 +249,9 @@ def test_bfloat16_is_refused_on_cards_without_it(monkeypatch: pytest.MonkeyPatch
         assert check_precision("float16", device) == "float16"
         if capability != (7, 5):
             assert check_precision("bfloat16", device) == "bfloat16"
-    with pytest.raises(UsageError, match=r"cuda:1 \(Tesla T4, 7.5\) does .*; use float16$"):
-        check_precision("bfloat16", device)
+    line = refusal(check_precision, "bfloat16", device)
+    assert "cuda:1 (Tesla T4, 7.5) does " in line
+    assert line.endswith("; use float16")
 
 
 @pytest.mark.parametrize("micro", [0, 3])
