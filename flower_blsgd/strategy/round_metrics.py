@@ -25,7 +25,8 @@ class WorkerRound:
     num_examples : int
         Samples trained on.
     weight : float
-        Weight in the average.
+        Weight in the average, by load if the weighting does not differ. If it scales updates, the
+        parameters move by other factors.
     loss : float
         Mean training loss; nan without a step.
     start_seconds : float
