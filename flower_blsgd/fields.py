@@ -4,6 +4,7 @@ The metadata of a field may have:
 
 - ``key``: its key in a record, such as a key of Flower's; by default its name in kebab-case;
 - ``wire``: False leaves the field out of records;
+- ``optional``: True if a record of another version may lack the key, which means the default;
 - ``limits``: the smallest allowed number, or all allowed values. None also allows nan and infinity.
 
 A field with a ``Literal`` type must be one of its texts.
@@ -29,7 +30,7 @@ class FieldError(ValueError):
 def to_record(values: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by key; sequences become lists."""
     record = {}
-    for name, key, _ in _fields(values.__class__, False):
+    for name, key, _, _ in _fields(values.__class__, False):
         value = getattr(values, name)
         record[key] = list(value) if isinstance(value, list | tuple) else value
     return record
@@ -38,7 +39,8 @@ def to_record(values: Any) -> dict[str, Any]:
 def from_record(cls: Any, record: Any) -> dict[str, Any]:
     """Return the fields of a dataclass from a record, whose other keys are ignored.
 
-    FieldError if a key is missing, or its value has the wrong type, is not finite or not allowed.
+    Optional fields that are missing are left out. FieldError if another key is missing, or a value
+    has the wrong type, is not finite or not allowed.
     """
     return _read(cls, record, False)
 
@@ -71,7 +73,9 @@ def _read(cls: Any, record: Any, json: bool) -> dict[str, Any]:
     if not isinstance(record, Mapping):
         raise FieldError("a table")
     try:
-        for name, key, read in _fields(cls, json):
+        for name, key, read, optional in _fields(cls, json):
+            if optional and key not in record:
+                continue
             value = record.get(key)
             found[name] = read(value)
     except FieldError as error:
@@ -80,14 +84,15 @@ def _read(cls: Any, record: Any, json: bool) -> dict[str, Any]:
 
 
 @functools.cache
-def _fields(cls: Any, json: bool) -> list[tuple[str, str, Read]]:
-    """Return name, key and reader of each field."""
+def _fields(cls: Any, json: bool) -> list[tuple[str, str, Read, bool]]:
+    """Return name, key and reader of each field, and whether its key may be missing."""
     found = []
     for field in fields(cls):
         limits = None if json else field.metadata.get("limits", -math.inf)
         key = field.name if json else field.metadata.get("key", field.name.replace("_", "-"))
         if json or field.metadata.get("wire", True):
-            found.append((field.name, key, reader(field.type, limits, json)))
+            optional = not json and field.metadata.get("optional", False)
+            found.append((field.name, key, reader(field.type, limits, json), optional))
     return found
 
 

@@ -45,7 +45,7 @@ def _row(
 ) -> Any:
     """Declare a row of the table; see `Option`."""
     row = functools.partial(Option, key, default, meaning, least, tuple(choices))
-    return field(default=default, metadata={"key": key, "row": row})
+    return field(default=default, metadata={"key": key, "row": row, "optional": True})
 
 
 @dataclass(frozen=True)

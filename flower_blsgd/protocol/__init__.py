@@ -8,7 +8,7 @@ both little-endian; nothing is pickled.
 """
 
 from .evaluation import EvaluateOrder, EvaluateReport
-from .failure import Failure, FailureKind, NotFiniteError, ProtocolError, Refusal
+from .failure import Failure, FailureKind, NotFiniteError, ProtocolError
 from .hosts import HOST, HostOrders, HostReply
 from .profile import ProfileQuery, WorkerProfile
 from .records import (
@@ -18,6 +18,7 @@ from .records import (
     GRAD_SCALER,
     METRICS,
     MOMENTUM,
+    MOMENTUM_LOADS,
     MOMENTUM_ZEROED,
     NUM_EXAMPLES,
     PROFILE,

@@ -1,7 +1,7 @@
 """Failures of workers: each has a kind, which is known where the failure happens."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from flwr.app import Error
@@ -52,11 +52,13 @@ class NotFiniteError(ProtocolError):
 class Failure:
     """Reason why a worker did not carry out its order, or did not answer a query.
 
-    `reason` is the text of the error, which may be a traceback.
+    `reason` is the text of the error, which may be a traceback. `refused` marks the `UsageError` of
+    a ClientApp, which another order would raise again.
     """
 
     kind: FailureKind
     reason: str
+    refused: bool = field(default=False, metadata={"optional": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", printable(self.reason))
@@ -66,13 +68,14 @@ class Failure:
         """Return the failure of an error reply, or of an exception that a reply caused here."""
         if isinstance(error, Error):
             kind = "no handler" if has_no_handler(error) else _KINDS.get(error.code, "raised")
-            return (Refusal if error.code == REFUSED else cls)(kind, error.reason or "")
+            return cls(kind, error.reason or "", error.code == REFUSED)
         kind = error.kind if isinstance(error, ProtocolError) else ProtocolError.kind
         return cls(kind, str(error) or type(error).__name__)
 
     def to_error(self, prefix: str) -> Error:
         """Return the error of a reply with this failure's kind and summary."""
-        return Error(_CODES.get(self.kind, RAISED), prefix + self.brief)
+        code = REFUSED if self.refused else _CODES.get(self.kind, RAISED)
+        return Error(code, prefix + self.brief)
 
     @property
     def in_app(self) -> bool:
@@ -97,7 +100,3 @@ class Failure:
         first = next(found, len(lines) - 1)
         rest = lines[first + 1 :] if lines[first].rstrip().endswith(":") else []  # a heading
         return " ".join(line.strip() for line in (lines[first], *rest[:1]))
-
-
-class Refusal(Failure):
-    """The `UsageError` of a ClientApp, which another order would raise again."""

@@ -89,7 +89,8 @@ class WorkerProfile(WorkerOptions):
     def from_record(cls, record: Mapping[str, Any]) -> "WorkerProfile":
         """Read a profile.
 
-        ProtocolError if a value is missing or invalid, or a text cannot be printed in logs.
+        A missing option has its default. ProtocolError if another value is missing or one is
+        invalid, or a text cannot be printed in logs.
         """
         profile = cls(**from_wire(cls, record))
         for key, option in OPTIONS.items():

@@ -27,7 +27,7 @@ from ..algorithm.selection import Selection
 from ..config import check_ranges
 from ..errors import UsageError
 from ..flower.array_records import view_record
-from ..protocol import Keys, MomentumPolicy, Refusal, TrainOrder
+from ..protocol import Keys, MomentumPolicy, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
 from .budget import Budget
 from .checks import check_parts, why_no_hosts
@@ -317,7 +317,7 @@ class BiasedLocalSGD(TrainingLoop):
         trained_nothing = (
             not self.planner.progress.samples_trained and self.planner.budget_share >= 1
         )
-        all_refuse = outcomes and all(isinstance(o.failure, Refusal) for o in outcomes)
+        all_refuse = outcomes and all(o.failure and o.failure.refused for o in outcomes)
         if self._rounds_lost >= MOST_FAILURES or trained_nothing or all_refuse:
             reasons = "; ".join(
                 f"{o.worker.label}: {o.failure.brief if o.failure else 'no step'}" for o in outcomes

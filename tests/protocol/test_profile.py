@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
@@ -37,6 +39,16 @@ def profile_in(**records: ConfigRecord) -> WorkerProfile:
 def test_profile_survives_the_wire(profile: WorkerProfile) -> None:
     reply = over_the_wire(profile.to_reply(query()))
     assert WorkerProfile.from_content(reply.content) == profile
+
+
+def test_option_that_is_missing_has_its_default_and_the_device_must_be_there() -> None:
+    """A node or a checkpoint may be older than an option."""
+    record = record_of()
+    del record["batch"]
+    assert profile_in(profile=record) == replace(PROFILE, batch_size=0)
+    del record["device"]
+    with pytest.raises(ProtocolError, match="device is None"):
+        profile_in(profile=record)
 
 
 def test_answer_without_a_profile_is_refused() -> None:

@@ -23,6 +23,7 @@ from flower_blsgd.results.summary import summary_of
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord
 
+from ..hosts.host_nodes import HostNode
 from ..in_process_grid import (
     BROKEN_REPLIES,
     TRACEBACK,
@@ -186,18 +187,20 @@ def test_round_that_nobody_completed_is_given_up_and_the_third_in_a_row_ends_the
     assert line.count(KINDS[fault][1]) == 3
 
 
+@pytest.mark.parametrize("on_one_node", [False, True])
 @pytest.mark.parametrize("refusing", [1, 3])
 def test_round_in_which_all_workers_refuse_their_work_ends_the_run(
-    refusing: int, monkeypatch: pytest.MonkeyPatch
+    refusing: int, on_one_node: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another round would end like it: a script's buffer changed, say."""
     error = error_of(UsageError("a buffer changed"))
     monkeypatch.setattr("tests.in_process_grid.RAISED", error.code)
     monkeypatch.setattr("tests.in_process_grid.TRACEBACK", error.reason)
-    grid = InProcessGrid(three())
+    host = HostNode(*three().values())
+    grid = InProcessGrid({10: host} if on_one_node else three())
     for worker in range(refusing):
-        grid.fail_at(worker, 2, "raises")
-    run = Run(grid)
+        (host.grid if on_one_node else grid).fail_at(worker, 2, "raises")
+    run = Run(grid, min_available_nodes=1 if on_one_node else 3)
     if refusing < 3:
         assert len(run.play(epochs=1).records) == 6
         return
