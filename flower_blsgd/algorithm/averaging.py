@@ -255,16 +255,16 @@ def best_speed_up(
 
 
 def average_by_load(
-    states: Sequence[Mapping[str, AnyArray]], loads: Sequence[float]
+    states: Sequence[Mapping[str, AnyArray]], loads: Sequence[Mapping[str, float]]
 ) -> dict[str, AnyArray]:
     """Average each tensor, by load, over the states that have it.
 
     The states, tensors by name, are in worker order. Their names may differ, because a worker may
-    have trained other parameters. The loads are above 0.
+    have trained other parameters. The loads are above 0; each state has one per tensor.
     """
     average: dict[str, AnyArray] = {}
     for name in dict.fromkeys(name for state in states for name in state):
         having = [i for i, state in enumerate(states) if name in state]
-        weights = LoadWeighting().weights([loads[i] for i in having])
+        weights = LoadWeighting().weights([loads[i][name] for i in having])
         average |= weighted_average([{name: states[i][name]} for i in having], weights)
     return average

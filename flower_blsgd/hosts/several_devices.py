@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.serverapp import Grid
 
@@ -27,7 +27,7 @@ from ..devices.worker_spec import (
 from ..engines.local.grid import LocalGrid
 from ..engines.stream.request import at_stream_end, has_stream
 from ..errors import UsageError
-from ..flower.internals import RAISED
+from ..flower.app_call import error_of
 from ..protocol import (
     EVALUATE,
     HOST,
@@ -91,8 +91,8 @@ class _SeveralDevices:
             return call_next(message, context)
         try:
             return answer(message, context, self._running_grid(context))
-        except UsageError as error:  # without a traceback
-            return Message(Error(RAISED, str(error)), reply_to=message)
+        except UsageError as error:  # a SuperNode would reply with a traceback
+            return Message(error_of(error), reply_to=message)
 
     def _running_grid(self, context: Context) -> LocalGrid:
         if not has_stream():

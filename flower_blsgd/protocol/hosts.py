@@ -30,7 +30,9 @@ class HostOrders:
     `contents` has the content of each worker's own message, by local rank; records in all of them
     are sent once. `arrays_key` and `config_key` name the model and the settings in it. Every reply
     must have the metric `weighted_by`. `worker_weight`, `update_norms` and `moving` are those of
-    `algorithm.averaging.average_at_node`. The server waits `patience_seconds` for the node's reply.
+    `algorithm.averaging.average_at_node`, but tensors in `maybe_tied` only move if they equal
+    another one in `moving` after training, too. The server waits `patience_seconds` for the node's
+    reply.
     """
 
     contents: Mapping[int, RecordDict] = field(metadata={"wire": False})
@@ -40,11 +42,15 @@ class HostOrders:
     worker_weight: Literal["load", "equal"] = "load"
     update_norms: Sequence[float] = field(default=(), metadata={"limits": 0})
     moving: Sequence[str] = ()
+    maybe_tied: Sequence[str] = field(default=(), metadata={"optional": True})
     patience_seconds: float = field(default=600.0, metadata={"limits": 0})
 
     def to_records(self) -> RecordDict:
         """Return the content of the message, without copies of shared records."""
-        records = RecordDict({HOST: ConfigRecord(to_record(self))})
+        host = to_record(self)
+        if not self.maybe_tied:  # then the message is that of older versions
+            del host["maybe-tied"]
+        records = RecordDict({HOST: ConfigRecord(host)})
         for rank, content in self.contents.items():
             for name, record in content.items():
                 if name == self.config_key:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
@@ -24,10 +24,20 @@ from ..flower.array_records import (
     tensors_of,
     view_record,
 )
-from ..protocol import ARRAYS, METRICS, MOMENTUM, NUM_EXAMPLES, TIMING_KEYS, HostOrders
+from ..protocol import (
+    ARRAYS,
+    METRICS,
+    MOMENTUM,
+    MOMENTUM_LOADS,
+    NUM_EXAMPLES,
+    TIMING_KEYS,
+    HostOrders,
+)
 from ..protocol.records import unchecked_content, unchecked_record
 from .replies import CheckedReply
 from .round import Outcome, Round
+
+Part = TypeVar("Part")
 
 _RUNNING = ("running_mean", "running_var")
 
@@ -102,8 +112,10 @@ class Averaging:
         if self.weighting.scales_updates:
             norms = map(self.weighting.update_norm, range(longest_steps + 1))
             parameters = self._parameters(tensors_of(model))
+            sure = parameters if self.parameter_names is None else self.parameter_names
             rule["update_norms"] = [float(norm) for norm in norms]
             rule["moving"] = [name for name in model if name in parameters]
+            rule["maybe_tied"] = [name for name in rule["moving"] if name not in sure]
         return rule
 
     def _parameters(
@@ -118,13 +130,20 @@ class Averaging:
         names = self.parameter_names
         if names is None:
             return moving
-        tied = {
-            other
-            for other in moving.difference(names)
-            for name in moving.intersection(names)
-            if all(np.array_equal(found[other], found[name]) for found in (model, *trained))
-        }
+        tied = _tied(moving.difference(names), moving.intersection(names), (model, *trained))
         return tied.union(names)
+
+
+def _tied(
+    others: Collection[str], names: Collection[str], models: Sequence[Mapping[str, AnyArray]]
+) -> set[str]:
+    """Return those of the other tensors that equal one of the named ones in all models."""
+    return {
+        other
+        for other in others
+        for name in names
+        if all(np.array_equal(found[other], found[name]) for found in models)
+    }
 
 
 def average_on_node(replies: Sequence[CheckedReply], rule: HostOrders) -> RecordDict:
@@ -139,11 +158,20 @@ def average_on_node(replies: Sequence[CheckedReply], rule: HostOrders) -> Record
         return records
     steps = [reply.report.completed_steps for reply in counted]
     models = [reply.tensors for reply in counted]
+    moving = [name for name in rule.moving if name not in rule.maybe_tied]
+    if rule.maybe_tied:
+        began = tensors_of(next(iter(rule.contents.values())).array_records[rule.arrays_key])
+        moving += _tied(rule.maybe_tied, moving, (began, *models))
     records[ARRAYS] = view_record(
-        average_at_node(models, loads, steps, rule.worker_weight, rule.update_norms, rule.moving)
+        average_at_node(models, loads, steps, rule.worker_weight, rule.update_norms, moving)
     )
-    if momentum := average_by_load([reply.momentum for reply in counted], loads):
+    sent = [dict.fromkeys(reply.momentum, load) for reply, load in zip(counted, loads, strict=True)]
+    if momentum := average_by_load([reply.momentum for reply in counted], sent):
         records[MOMENTUM] = view_record(momentum)
+        of_senders = {name: sum(own.get(name, 0.0) for own in sent) for name in momentum}
+        partial: dict[str, Any] = {n: x for n, x in of_senders.items() if x != sum(loads)}
+        if partial:
+            records[MOMENTUM_LOADS] = MetricRecord(partial)
     return records
 
 
@@ -177,25 +205,31 @@ def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
     counted = [outcome for outcome in outcomes if outcome.load > 0]
     if not counted:
         return None
-    loads = [outcome.load for outcome in counted]
-    return average_by_load(*once_per_node(counted, loads, lambda reply: reply.momentum)) or None
+    of_workers = [outcome.load for outcome in counted]
+    states, loads = once_per_node(counted, of_workers, lambda reply: reply.momentum)
+    partial, _ = once_per_node(counted, of_workers, lambda reply: reply.momentum_loads)
+    sent = [
+        {**dict.fromkeys(state, load), **own}
+        for state, load, own in zip(states, loads, partial, strict=True)
+    ]
+    return average_by_load(states, sent) or None
 
 
 def once_per_node(
     outcomes: Sequence[Outcome],
     shares: Sequence[float],
-    part: Callable[[CheckedReply], Mapping[str, AnyArray]],
-) -> tuple[list[Mapping[str, AnyArray]], list[float]]:
+    part: Callable[[CheckedReply], Mapping[str, Part]],
+) -> tuple[list[Mapping[str, Part]], list[float]]:
     """Return a part of each reply with its share of a sum, in worker order.
 
-    Workers of one node with several devices share one object. It is returned once, with the sum of
-    their shares.
+    The workers of one node with several devices have the same part. It is returned once, with the
+    sum of their shares.
     """
-    found: dict[int, Mapping[str, AnyArray]] = {}
+    found: dict[int, Mapping[str, Part]] = {}
     sums: dict[int, float] = {}
     for outcome, share in zip(outcomes, shares, strict=True):
         if outcome.reply is not None:
-            tensors = part(outcome.reply)
-            found[id(tensors)] = tensors
-            sums[id(tensors)] = sums.get(id(tensors), 0.0) + share
+            node_id = outcome.worker.node_id
+            found[node_id] = part(outcome.reply)
+            sums[node_id] = sums.get(node_id, 0.0) + share
     return list(found.values()), list(sums.values())

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -120,13 +120,15 @@ class CheckedReply:
 
     `tensors` is the model by name, and `momentum` the optimizer's state; empty if it was not sent.
     The workers of a node with several devices share one object of each, the average; the model is
-    empty if none of them completed a step.
+    empty if none of them completed a step. `momentum_loads` has the load behind a tensor of the
+    state that not all of these workers sent.
     """
 
     report: TrainReport
     metrics: MetricRecord
     tensors: Mapping[str, AnyArray]
     momentum: Mapping[str, AnyArray]
+    momentum_loads: Mapping[str, float] = field(default_factory=dict)
 
 
 def check_reply(

@@ -16,6 +16,7 @@ from ..protocol import (
     ARRAYS,
     METRICS,
     MOMENTUM,
+    MOMENTUM_LOADS,
     MOMENTUM_ZEROED,
     NUM_EXAMPLES,
     Failure,
@@ -206,13 +207,17 @@ class Round:
         momentum = self.model_shape.checked_momentum(
             host.shared.array_records.get(MOMENTUM, ArrayRecord()) if total else ArrayRecord()
         )
+        loads: Any = dict(host.shared.metric_records.get(MOMENTUM_LOADS, {}))
+        for name, load in loads.items():
+            if name not in momentum or not isinstance(load, int | float) or not 0 < load <= total:
+                raise ProtocolError(f"its node averaged state {name!r} of {load!r} samples")
         outcomes = []
         for worker, order in given:
             rank = worker.local_rank or 0
             if failure := host.failures.get(rank):
                 outcomes += _failed([(worker, order)], failure)
             else:
-                reply = CheckedReply(*reports[rank], tensors, momentum)
+                reply = CheckedReply(*reports[rank], tensors, momentum, loads)
                 zeroed = bool(reply.report.momentum_zeroed)
                 outcomes.append(Outcome(worker, order, reply, None, zeroed))
         return outcomes

@@ -373,6 +373,7 @@ def test_average_of_nodes_is_that_of_their_workers(nodes: Any, weighting: Weight
 def test_momentum_by_load_worked() -> None:
     """Two of three have "b": (1 x 2 + 3 x 6) / 4 = 5."""
     states = [{"a": np.ones(1), "b": np.full(1, 2.0)}, {"a": np.ones(1)}, {"b": np.full(1, 6.0)}]
-    average = average_by_load(states, [1.0, 2.0, 3.0])
+    loads = [dict.fromkeys(s, n) for s, n in zip(states, (1.0, 2.0, 3.0), strict=True)]
+    average = average_by_load(states, loads)
     assert average["a"].tolist() == [1.0]
     assert average["b"].tolist() == [5.0]

@@ -28,6 +28,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.machine import Machine, usable_cores
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.engines.stream.request import has_stream, serving_stream
+from flower_blsgd.flower.app_call import REFUSED
 from flower_blsgd.flower.internals import RAISED
 from flower_blsgd.hosts.several_devices import node_workers, several_devices
 from flower_blsgd.protocol import (
@@ -263,6 +264,39 @@ def test_worker_that_fails_counts_0_and_the_round_goes_on(kind: FailureKind) -> 
     assert host.grid.timeouts[-1] == 0.8 * 3600  # type: ignore[attr-defined]
 
 
+def test_state_that_one_worker_did_not_send_is_averaged_over_the_others() -> None:
+    """Loads 8, 8 and 2. The state of "weight": (8 x 1 + 8 x 5 + 2 x 5) / 18 = 29 / 9.
+
+    The state of "bias" from the last two workers, one of them behind the first node:
+    (8 x 1 + 2 x 6) / 10 = 2.
+    """
+
+    class Sends(ToyWorker):
+        def __init__(self, profile: WorkerProfile, **state: float) -> None:
+            super().__init__(profile)
+            self.state = state
+
+        def report(self, order: TrainOrder) -> TrainReport:
+            momentum = ArrayRecord()
+            for name, value in self.state.items():
+                momentum[name] = Array(np.full_like(order.arrays[name].numpy(), value))
+            return dataclasses.replace(super().report(order), momentum=momentum)
+
+    one, two, slow = profiles()
+    workers: list[Handler] = [
+        Sends(one, weight=1.0),
+        Sends(two, weight=5.0, bias=1.0),
+        Sends(slow, weight=5.0, bias=6.0),
+    ]
+    for grid in (hosts_of(workers[:2], workers[2:]), hosts_of(workers[:1], workers[1:])):
+        strategy = strategy_of(2, momentum_buffers="average")
+        play(strategy, grid, toy_arrays(0.5))
+        momentum = strategy.planner.averaged_momentum
+        assert momentum is not None
+        assert momentum["weight"].numpy() == pytest.approx(29 / 9)
+        assert momentum["bias"].numpy() == pytest.approx(2.0)
+
+
 def test_message_of_another_strategy_waits_for_its_device_and_a_query_does_not() -> None:
     host = HostNode(ToyWorker(fast_profile(0)), ToyWorker(slow_profile(1)))
     message = Message(RecordDict({"arrays": toy_arrays()}), 10, "evaluate")
@@ -273,6 +307,7 @@ def test_message_of_another_strategy_waits_for_its_device_and_a_query_does_not()
 
 LIES: dict[str, Callable[[RecordDict], object]] = {
     "total": lambda c: c["metrics"].update({"num-examples": 19}),
+    "load": lambda c: c.update({"/momentum-loads": MetricRecord({"weight": 19.0})}),
     "model": lambda c: c.pop("/arrays"),
     "rank": lambda c: (c.pop("2/metrics"), c.pop("2/losses")),
     "stranger": lambda c: c.update({"7/metrics": MetricRecord({"num-examples": 1})}),
@@ -355,7 +390,7 @@ def reply_of(kind: str, app: ClientApp = client_app, **node_config: Any) -> Mess
 def test_devices_without_a_session_are_refused_in_one_line_with_the_way_out(kind: str) -> None:
     before = processes_below()
     error = reply_of(kind, devices=DEVICES).error
-    assert error.code == RAISED
+    assert error.code == REFUSED
     assert "\n" not in error.reason
     assert 'transport = "stream"' in error.reason
     assert processes_below() == before

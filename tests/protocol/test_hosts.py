@@ -16,7 +16,8 @@ def orders() -> HostOrders:
         )
         for rank in (2, 0, 11)
     }
-    return HostOrders(contents, "0/model", "settings", "weight", "equal", [0.0, 1.5], ["weight"])
+    names = "0/model", "settings", "weight"
+    return HostOrders(contents, *names, "equal", [0.0, 1.5], ["weight", "copy"], ["copy"])
 
 
 def sent() -> Message:
@@ -32,6 +33,7 @@ def replied() -> RecordDict:
         {
             1: Failure("raised", "Traceback\nRuntimeError: the fan stands still\n"),
             4: Failure("died", ""),
+            5: Failure("raised", "a buffer changed", refused=True),
         },
         RecordDict({"0/arrays": toy_arrays(5.0)}),
     )
@@ -51,7 +53,8 @@ def test_orders_survive_the_wire_and_shared_records_travel_once() -> None:
         assert same_bits(content["momentum"], expected.contents[rank]["momentum"])
     for name in ("arrays_key", "config_key", "weighted_by", "worker_weight"):
         assert getattr(found, name) == getattr(expected, name)
-    assert (found.update_norms, found.moving) == ([0.0, 1.5], ["weight"])
+    assert (found.update_norms, found.moving) == ([0.0, 1.5], ["weight", "copy"])
+    assert found.maybe_tied == ["copy"]
 
 
 @pytest.mark.parametrize("kind", [ConfigRecord, MetricRecord])
@@ -85,6 +88,7 @@ def test_reply_survives_the_wire() -> None:
     assert found.failures[1].kind == "raised"
     assert found.failures[1].brief == "RuntimeError: the fan stands still"
     assert found.failures[4].brief == "died"
+    assert [found.failures[rank].refused for rank in (1, 4, 5)] == [False, False, True]
 
 
 def test_reply_of_another_node_is_refused() -> None:

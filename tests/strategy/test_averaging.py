@@ -1,6 +1,7 @@
 """Average the models of a round: weights, FedNova's scales, the outer optimizer, flat buffers."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from flower_blsgd import LocalSGD
@@ -22,8 +23,8 @@ from flower_blsgd.algorithm.averaging import (
 from flower_blsgd.algorithm.outer_optimizer import OUTER_OPTIMIZERS, OuterOptimizer, OuterSGD
 from flower_blsgd.algorithm.tensor_sum import AnyArray
 from flower_blsgd.flower.array_records import tensors_of, view_record
-from flower_blsgd.protocol import Keys
-from flower_blsgd.strategy.averaging import Averaging
+from flower_blsgd.protocol import ARRAYS, HostOrders, Keys
+from flower_blsgd.strategy.averaging import Averaging, average_on_node, once_per_node
 from flower_blsgd.strategy.replies import CheckedReply
 from flower_blsgd.strategy.round import Outcome, Round
 
@@ -38,11 +39,18 @@ def model(weight: float, buffer: float = 0.0, counter: int = 0) -> dict[str, Any
     }
 
 
-def outcome(tensors: dict[str, AnyArray], steps: int, batch_size: int = 2) -> Outcome:
+NODE_IDS = itertools.count()
+
+
+def outcome(
+    tensors: dict[str, AnyArray], steps: int, batch_size: int = 2, node_id: int | None = None
+) -> Outcome:
+    """Return the outcome of a worker, which is the only one of its node by default."""
     report = SimpleNamespace(num_examples=steps * batch_size, completed_steps=steps)
     reply = CheckedReply(report, MetricRecord(), tensors, {})  # type: ignore[arg-type]
     order = SimpleNamespace(indices=range(steps * batch_size))
-    return Outcome(SimpleNamespace(), order, reply)  # type: ignore[arg-type]
+    worker = SimpleNamespace(node_id=next(NODE_IDS) if node_id is None else node_id)
+    return Outcome(worker, order, reply)  # type: ignore[arg-type]
 
 
 def round_from(arrays: ArrayRecord) -> Round:
@@ -118,6 +126,47 @@ def test_outer_optimizer_moves_parameters_only(names: Any, moved: set[str]) -> N
 # --- tied weights: two names in a state dict, one in named_parameters
 
 
+@pytest.mark.parametrize("on_one_node", [False, True])
+@pytest.mark.parametrize(
+    ("trained", "expected"), [((8.0, 12.0), 9.0), ((4.0, 12.0), 7.0)], ids=["copy", "tied"]
+)
+def test_copy_of_a_parameter_is_tied_if_it_is_trained_as_that(
+    trained: tuple[float, float], expected: float, on_one_node: bool
+) -> None:
+    """3 steps and 1 with equal batches: the scales are 3 / 4 each, the weights 3 / 4 and 1 / 4.
+
+    The parameter: 10 + 0.75 x (4 - 10) + 0.75 x (12 - 10) = 7. A buffer that is a copy of it before
+    the round: 0.75 x 8 + 0.25 x 12 = 9. A tied tensor moves like the parameter.
+    """
+    before = {name: np.full(2, 10.0, np.float32) for name in ("weight", "copy")}
+    models = [
+        {"weight": np.full(2, weight, np.float32), "copy": np.full(2, copy, np.float32)}
+        for weight, copy in zip((4.0, 12.0), trained, strict=True)
+    ]
+    averaging = Averaging(PerSampleWeighting(), parameter_names=["weight"])
+    outcomes = [outcome(model, steps) for model, steps in zip(models, (3, 1), strict=True)]
+    if on_one_node:
+        content = RecordDict({ARRAYS: view_record(before)})
+        rule = HostOrders({0: content}, **averaging.at_nodes(view_record(before), 3))
+        replies = [o.reply for o in outcomes if o.reply]
+        shared = tensors_of(average_on_node(replies, rule).array_records[ARRAYS])
+        outcomes = [outcome(shared, steps, node_id=7) for steps in (3, 1)]
+    found, _ = following(averaging, before, outcomes)
+    assert found["weight"].tolist() == [7.0, 7.0]
+    assert found["copy"].tolist() == [expected, expected]
+
+
+def test_workers_of_a_node_count_together_and_those_of_two_nodes_do_not() -> None:
+    """The node decides, not whether two replies share an object."""
+    tensors = model(3.0)
+    outcomes = [
+        outcome(t, 3, node_id=n) for t, n in ((tensors, 1), (dict(tensors), 1), (tensors, 2))
+    ]
+    models, shares = once_per_node(outcomes, [0.25, 0.25, 0.5], lambda reply: reply.tensors)
+    assert models == [tensors, tensors]
+    assert shares == [0.5, 0.5]
+
+
 class TwoLayers(nn.Module):
     """Two layers with one weight: tied, or one tensor used twice."""
 
@@ -154,7 +203,8 @@ def trained(
             order = order_for(arrays, indices, 2, momentum_policy="reset")
             report = worker.run(order)
             reply = CheckedReply(report, MetricRecord(), tensors_of(report.arrays), {})
-            outcomes.append(Outcome(SimpleNamespace(), order, reply))  # type: ignore[arg-type]
+            place = SimpleNamespace(node_id=len(outcomes))
+            outcomes.append(Outcome(place, order, reply))  # type: ignore[arg-type]
         arrays = averaging.next_model(round_from(arrays), outcomes)[0]
     return tensors_of(arrays)
 
