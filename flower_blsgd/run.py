@@ -5,7 +5,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -17,7 +16,7 @@ from .devices.machine import accelerator_of
 from .devices.worker_spec import WorkerSpec, parse_workers
 from .engines.features import features_of
 from .engines.local.grid import LocalGrid
-from .errors import UsageError, first_line
+from .errors import UsageError
 from .parts import check_workers, make_strategy, require_buffers
 from .protocol import TRACE_FOLDER
 from .results.events import require_tensorboard
@@ -28,11 +27,10 @@ from .results.run_log import own_warnings
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.budget import Budget
 from .strategy.cost_model import predict_run
-from .strategy.evaluation import WorkerEvaluation
 from .strategy.rounds import EpochEnd
 from .strategy.workers import WorkerRegistry
 from .tasks.task import Task
-from .workload import LoadWorkload, Workload, workload_of_task
+from .workload import LoadWorkload, RunEvaluation, workload_of_task
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,7 +111,7 @@ def _train(
             _predict(strategy, recorder)
 
         checkpoints = Checkpoints(grid, strategy, recorder)
-        evaluation = _Evaluation(grid, config, work, strategy, recorder, checkpoints)
+        evaluation = RunEvaluation(grid, config, work, strategy, recorder, checkpoints)
         with checkpoints.written(locked=resumed is not None):
             if not recorder.history.why_over:  # else it was killed before its results were written
                 _train_rounds(grid, strategy, arrays, last_round, recorder, checkpoints, evaluation)
@@ -131,7 +129,7 @@ def _train_rounds(
     last_round: int,
     recorder: RunRecorder,
     checkpoints: Checkpoints,
-    evaluation: "_Evaluation",
+    evaluation: RunEvaluation,
 ) -> None:
     """Train until the budget is used up, or a result or a signal ends the run."""
     config, planner = recorder.config, strategy.planner
@@ -216,79 +214,6 @@ def _predict(strategy: BiasedLocalSGD, recorder: RunRecorder) -> None:
                 "fast_waiting_share": prediction.waiting_share(fast=True),
                 "slow_waiting_share": prediction.waiting_share(fast=False),
             }
-
-
-# --- evaluation -------------------------------------------------------------------------------
-
-
-class _Evaluation:
-    """Evaluation of models by the server, or by the workers; also while the others train."""
-
-    def __init__(
-        self,
-        grid: Grid,
-        config: RunConfig,
-        work: Workload,
-        strategy: BiasedLocalSGD,
-        recorder: RunRecorder,
-        checkpoints: Checkpoints,
-    ) -> None:
-        self._config, self._work = config, work
-        self._recorder, self._checkpoints = recorder, checkpoints
-        self._on_workers = WorkerEvaluation(
-            grid,
-            strategy.registry,
-            work.num_test,
-            work.evaluation_batch_size,
-            work.evaluate_slice,
-            work.to_metrics,
-            strategy.unevaluated,
-        )
-
-    def evaluate(self, end: EpochEnd, at_once: bool) -> EpochEnd:
-        """Return the end of an epoch with metrics, unless other workers evaluate its model.
-
-        With `at_once`, they are not asked.
-        """
-        if not self._work.num_test or (not at_once and self._on_workers.begin(end)):
-            return end
-        return self._evaluated(end)
-
-    def late_result(self, is_last: bool) -> EpochEnd | None:
-        """Return the result of an async evaluation that has ended, or None.
-
-        If its workers failed, the model is evaluated now. At the end of the run, it is dropped, and
-        so are unfinished evaluations.
-        """
-        end = self._on_workers.take()
-        if is_last:
-            self._on_workers.unevaluated.clear()
-        elif end is not None:
-            end = end if end.metrics else self._evaluated(end)
-            self._on_workers.finish()
-        return replace(end, late=True) if end and end.metrics else None
-
-    def _evaluated(self, end: EpochEnd) -> EpochEnd:
-        work = self._work
-        with self._checkpoints.evaluating(end.round, end.arrays):
-            began = time.perf_counter()
-            try:
-                if self._config.evaluate_on == "workers":
-                    metrics = self._on_workers(end.round, end.arrays)
-                else:
-                    metrics = work.to_metrics(work.evaluate_slice(end.arrays, 0, work.num_test))
-            except UsageError:  # already a one-line message
-                raise
-            except Exception as error:
-                raise UsageError(
-                    f"task = {self._config.task!r}: evaluating after round {end.round} raised "
-                    f"{type(error).__name__}: {first_line(error)}"
-                ) from error
-            self._recorder.history.durations.evaluation_seconds += time.perf_counter() - began
-        return replace(end, metrics=metrics)
-
-
-# --- notes ----------------------------------------------------------------------------------------
 
 
 def _note_ignored_settings(

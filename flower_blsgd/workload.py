@@ -2,8 +2,9 @@
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,12 +12,17 @@ from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from .algorithm.randomness import derived_seed
+from .checkpoint.writing import Checkpoints
 from .config import RunConfig
 from .devices.machine import this_machine
-from .errors import UsageError, is_out_of_memory
+from .errors import UsageError, first_line, is_out_of_memory
 from .protocol import EvaluateReport
 from .results.metric import Metric, split_of
+from .results.recorder import RunRecorder
 from .results.stopping import refuse_other_metric
+from .strategy.biased_local_sgd import BiasedLocalSGD
+from .strategy.evaluation import WorkerEvaluation
+from .strategy.rounds import EpochEnd
 from .tasks.by_name import check_weights, load_task
 from .tasks.check import check_task
 from .tasks.task import Task
@@ -116,3 +122,70 @@ def load_own_task(config: RunConfig, given: Task | None = None) -> Task:
     check_task(task, config.task, config.micro_batch_size)
     refuse_other_metric(config, task.metric_name, "task")
     return task
+
+
+class RunEvaluation:
+    """Evaluation of models by the server, or by the workers; also while the others train."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        config: RunConfig,
+        work: Workload,
+        strategy: BiasedLocalSGD,
+        recorder: RunRecorder,
+        checkpoints: Checkpoints,
+    ) -> None:
+        self._config, self._work = config, work
+        self._recorder, self._checkpoints = recorder, checkpoints
+        self._on_workers = WorkerEvaluation(
+            grid,
+            strategy.registry,
+            work.num_test,
+            work.evaluation_batch_size,
+            work.evaluate_slice,
+            work.to_metrics,
+            strategy.unevaluated,
+        )
+
+    def evaluate(self, end: EpochEnd, at_once: bool) -> EpochEnd:
+        """Return the end of an epoch with metrics, unless other workers evaluate its model.
+
+        With `at_once`, they are not asked.
+        """
+        if not self._work.num_test or (not at_once and self._on_workers.begin(end)):
+            return end
+        return self._evaluated(end)
+
+    def late_result(self, is_last: bool) -> EpochEnd | None:
+        """Return the result of an async evaluation that has ended, or None.
+
+        If its workers failed, the model is evaluated now. At the end of the run, it is dropped, and
+        so are unfinished evaluations.
+        """
+        end = self._on_workers.take()
+        if is_last:
+            self._on_workers.unevaluated.clear()
+        elif end is not None:
+            end = end if end.metrics else self._evaluated(end)
+            self._on_workers.finish()
+        return replace(end, late=True) if end and end.metrics else None
+
+    def _evaluated(self, end: EpochEnd) -> EpochEnd:
+        work = self._work
+        with self._checkpoints.evaluating(end.round, end.arrays):
+            began = time.perf_counter()
+            try:
+                if self._config.evaluate_on == "workers":
+                    metrics = self._on_workers(end.round, end.arrays)
+                else:
+                    metrics = work.to_metrics(work.evaluate_slice(end.arrays, 0, work.num_test))
+            except UsageError:  # already a one-line message
+                raise
+            except Exception as error:
+                raise UsageError(
+                    f"task = {self._config.task!r}: evaluating after round {end.round} raised "
+                    f"{type(error).__name__}: {first_line(error)}"
+                ) from error
+            self._recorder.history.durations.evaluation_seconds += time.perf_counter() - began
+        return replace(end, metrics=metrics)

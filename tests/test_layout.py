@@ -51,8 +51,8 @@ ARROWS = {
     "released": {"strategy", "algorithm", "errors"},
     "parts": {"released", "strategy", "worker", "engines", "flower", "devices", "config"}
     | {"protocol", "algorithm", "errors"},
-    "workload": {"results", "tasks", "worker", "devices", "config", "protocol", "algorithm"}
-    | {"errors"},
+    "workload": {"checkpoint", "results", "strategy", "tasks", "worker", "devices", "config"}
+    | {"protocol", "algorithm", "errors"},
     "run": {"parts", "workload", "checkpoint", "results", "strategy", "tasks", "engines"}
     | {"devices", "config", "protocol", "errors"},
     "experiments": {

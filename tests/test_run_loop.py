@@ -8,8 +8,9 @@ import pytest
 from flwr.app import MetricRecord
 
 from flower_blsgd.config import RunConfig
-from flower_blsgd.run import _Evaluation, _train_rounds
+from flower_blsgd.run import _train_rounds
 from flower_blsgd.strategy.rounds import EpochEnd
+from flower_blsgd.workload import RunEvaluation
 
 from .in_process_grid import InProcessGrid, toy_arrays
 from .strategy.orders import strategy_of, two
@@ -37,7 +38,7 @@ class Later:
         del self.unevaluated[0]
 
 
-class Evaluated(_Evaluation):
+class Evaluated(RunEvaluation):
     """Evaluates nothing: the accuracy is a tenth of the round."""
 
     def __init__(self, calls: list[tuple[str, int]], later: Later) -> None:
