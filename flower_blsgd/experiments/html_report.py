@@ -18,7 +18,7 @@ from ..errors import UsageError, first_line
 from ..files import write_text
 from ..results.folder import read_config, refused
 from ..results.metric import ACCURACY, Metric, value_in
-from ..results.metrics import metrics_of
+from ..results.round_totals import metrics_of
 from ..results.summary import failures_line, last_lines, versions
 from ..results.tables import UNKNOWN, Table
 from . import comparison_report as words

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from ..experiments.comparison import Run, metric_of
 from ..experiments.comparison_plot import draw_curve, final_range, styles_of
 from ..results import plots
-from ..results.metrics import metrics_of
+from ..results.round_totals import metrics_of
 from ..strategy.round_metrics import RoundRecord
 
 Runs = Mapping[str, Sequence[Run]]

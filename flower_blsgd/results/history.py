@@ -16,7 +16,7 @@ from ..strategy.round_metrics import RoundRecord
 from ..strategy.rounds import EpochEnd
 from .folder import EpochRow, RunFolder, shown_late
 from .metric import ACCURACY, Metric
-from .metrics import Figures, RunMetrics
+from .round_totals import Figures, RunMetrics
 from .stopping import Best, EarlyStopping
 
 

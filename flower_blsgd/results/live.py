@@ -183,13 +183,11 @@ class LiveRun:
         if self.last is None:
             return 0.0
         config, last = self.config, self.last
-        epoch = last.epoch - 1 + last.round_in_epoch / last.rounds_in_epoch
         seconds = self._training_seconds
         if config.clock == "device":
             seconds *= self._ratio("device_seconds")
-        return min(
-            1.0, Budget.of_run(config).share(Budget(epoch, seconds, last.round, self._samples))
-        )
+        used = Budget(last.epochs_done, seconds, last.round, self._samples)
+        return min(1.0, Budget.of_run(config).share(used))
 
     @property
     def seconds_left(self) -> float | None:

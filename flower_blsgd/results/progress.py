@@ -97,11 +97,11 @@ class ProgressView(Sink):
         self._pace = (
             f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
         )
-        used = Budget(self._epoch(record, 0), metrics.budget_seconds, record.round, metrics.samples)
+        used = Budget(record.epochs_done, metrics.budget_seconds, record.round, metrics.samples)
         if not self._share_done:  # starting the workers does not count
             self._began = time.monotonic() - record.round_seconds
             before = Budget(
-                self._epoch(record, 1),
+                record.epochs_done - 1 / record.rounds_in_epoch,
                 metrics.budget_seconds - metrics.last_budget_seconds,
                 record.round - 1,
                 metrics.samples - examples,
@@ -115,10 +115,6 @@ class ProgressView(Sink):
         if self._on_round_end is not None:
             self._on_round_end(record)
         return ()
-
-    @staticmethod
-    def _epoch(record: RoundRecord, left: int) -> float:
-        return record.epoch - 1 + (record.round_in_epoch - left) / record.rounds_in_epoch
 
     def add_epoch(self, row: EpochRow, history: RunHistory) -> Iterable[str]:
         """Return the line of a finished epoch, or of a result that arrived later."""

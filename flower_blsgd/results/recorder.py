@@ -24,8 +24,8 @@ from .events import EventWriter
 from .folder import RunFolder
 from .history import RunHistory
 from .metric import ACCURACY, Metric
-from .metrics import measured_figures
 from .progress import ProgressView
+from .round_totals import measured_figures
 from .run_log import RunLog, reason_of
 from .sinks import FileSink, Notes, Sink
 from .summary import last_lines, summary_of

@@ -21,7 +21,7 @@ from ..strategy.workers import STARTING
 from ..tasks import GIVEN_IN_PYTHON
 from .folder import EpochRow, shown_late
 from .metric import Metric, value_in
-from .metrics import Figures, RunMetrics
+from .round_totals import Figures, RunMetrics
 from .tables import counted
 
 _FAILURE = ("round", "worker", "kind", "reason")

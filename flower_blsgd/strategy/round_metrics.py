@@ -107,6 +107,11 @@ class RoundRecord:
     train_loss: float
     workers: tuple[WorkerRound, ...]
 
+    @property
+    def epochs_done(self) -> float:
+        """Number of epochs until the end of this round."""
+        return self.epoch - 1 + self.round_in_epoch / self.rounds_in_epoch
+
 
 def waiting_share(
     rounds: Iterable[tuple[float, Iterable[WorkerRound]]], fast: bool

@@ -18,7 +18,7 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.app_call import error_of
 from flower_blsgd.flower.internals import NOT_LOADED
 from flower_blsgd.protocol import Failure, HostReply
-from flower_blsgd.results.metrics import RunMetrics
+from flower_blsgd.results.round_totals import RunMetrics
 from flower_blsgd.results.summary import summary_of
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord

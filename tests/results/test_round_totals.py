@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from flower_blsgd.algorithm.local_steps import Clock
-from flower_blsgd.results.metrics import (
+from flower_blsgd.results.round_totals import (
     RunMetrics,
     measured_figures,
 )

@@ -88,12 +88,10 @@ def measured_figures(metrics: RunMetrics) -> Figures | None:
     """
     if not metrics.records or (metrics.clock == "device" and metrics.device_seconds is None):
         return None
-    last = metrics.records[-1]
-    epochs = last.epoch - 1 + last.round_in_epoch / last.rounds_in_epoch
     return {
         "clock": metrics.clock,
         "round_seconds": metrics.budget_seconds / len(metrics.records),
-        "epoch_seconds": metrics.budget_seconds / epochs,
+        "epoch_seconds": metrics.budget_seconds / metrics.records[-1].epochs_done,
         "fast_waiting_share": metrics.waiting_share(fast=True),
         "slow_waiting_share": metrics.waiting_share(fast=False),
     }
