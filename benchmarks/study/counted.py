@@ -173,7 +173,7 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
             self.budget_seconds += ROUND_SECONDS + computing
             return record
 
-    strategy.clock = CountedClock()
+    strategy.planner.clock = CountedClock()
     counted = {"training_seconds": 0.0, "rounds": 0, "samples": 0}
     budget = Budget(seconds=given["seconds"])
     arrays = state_record(model)
@@ -181,7 +181,7 @@ def train(given: Mapping[str, Any]) -> dict[str, Any]:
         arrays = end.arrays
         counted["rounds"] += 1
         counted["samples"] += sum(row.num_examples for row in end.record.workers)
-    counted["training_seconds"] = strategy.clock.budget_seconds
+    counted["training_seconds"] = strategy.planner.clock.budget_seconds
     load_state(model, arrays)
     return {**counted, **finished(task, model)}
 

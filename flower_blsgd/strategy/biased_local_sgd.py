@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -219,6 +219,7 @@ class BiasedLocalSGD(TrainingLoop):
                 keys=Keys(self.arrayrecord_key, self.configrecord_key, self.weighted_by_key),
             )
         )
+        self.planner.clock = RunClock(clock)
         check_parts(self.planner.settings, weights, rebalance, clock)
         self.averaging = Averaging(weights, outer_optimizer, parameter_names)
         self.connector = Connector(
@@ -231,8 +232,6 @@ class BiasedLocalSGD(TrainingLoop):
         self.round: Round | None = None
         """The current round, from `configure_train` to `aggregate_train`."""
         self._patience = Patience()
-        self.clock = RunClock(clock)
-        """Seconds of the rounds so far, as they count against a budget."""
         self._rounds_lost = 0
 
     def prepare(self, grid: Grid, arrays: ArrayRecord) -> None:
@@ -307,6 +306,8 @@ class BiasedLocalSGD(TrainingLoop):
         momentum = None
         if self.planner.settings.momentum_buffers == "average":
             momentum = average_momentum(outcomes)
+        # `note_round` is last: it may change the speeds and tiers with which the others describe
+        # the round. If the run is lost, this is raised when all have recorded the round.
         self.planner.record(outcomes, view_record(momentum) if momentum else None)
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
         self._learn_patience(round, outcomes)
@@ -314,21 +315,24 @@ class BiasedLocalSGD(TrainingLoop):
         self.count_seconds(self.record)
         self.connector.note_round(round, outcomes)
         self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
-        trained_nothing = (
-            not self.planner.progress.samples_trained and self.planner.budget_share >= 1
-        )
-        all_refuse = outcomes and all(o.failure and o.failure.refused for o in outcomes)
-        if self._rounds_lost >= MOST_FAILURES or trained_nothing or all_refuse:
+        if self._is_lost(outcomes):
             reasons = "; ".join(
                 f"{o.worker.label}: {o.failure.brief if o.failure else 'no step'}" for o in outcomes
             )
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
         return arrays, metrics
 
+    def _is_lost(self, outcomes: Sequence[Outcome]) -> bool:
+        """Return whether to end: three lost rounds, a budget without training, or all refuse."""
+        planner = self.planner
+        trained_nothing = not planner.progress.samples_trained and planner.budget_share >= 1
+        all_refuse = bool(outcomes) and all(o.failure and o.failure.refused for o in outcomes)
+        return self._rounds_lost >= MOST_FAILURES or trained_nothing or all_refuse
+
     def count_seconds(self, record: RoundRecord) -> None:
         """Count the seconds of a round against the budget; also of rounds before a resumed run."""
-        self.clock.add(record, self.registry.seconds_per_step_alone(self.clock.clock))
-        self.planner.count_seconds(self.clock.budget_seconds)
+        clock = self.planner.clock
+        clock.add(record, self.registry.seconds_per_step_alone(clock.clock))
 
     def patience_seconds(self, most: float = 3600.0) -> float:
         """Return the maximum time to wait for the replies of this round, in seconds.

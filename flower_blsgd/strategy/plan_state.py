@@ -45,7 +45,6 @@ class PlannerProgress:
     - `samples_trained`, `samples_cut_off`: samples of completed rounds: trained on, and skipped
       because of a deadline.
     - `rounds_before`, `share_before`: of this epoch, when the number of its rounds changed.
-    - `seconds`: used part of a budget; not in a checkpoint, because the rounds have it.
     """
 
     epoch: int = 0
@@ -58,4 +57,3 @@ class PlannerProgress:
     samples_cut_off: int = 0
     rounds_before: int = 0
     share_before: float = 0.0
-    seconds: float = 0.0

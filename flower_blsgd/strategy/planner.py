@@ -29,6 +29,7 @@ from .budget import Budget
 from .checks import refuse_missing_tier, refuse_nobody
 from .plan_state import PlannerProgress, PlannerSettings
 from .round import Outcome, Round
+from .run_clock import RunClock
 from .workers import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Planner:
     - `measured`: seconds per step by worker index, as far as known, while rounds measure speeds;
       else None. The rest of the epoch is planned again after each of these rounds.
     - `budget`: of the run, which schedules follow.
+    - `clock`: seconds of the rounds so far; not in a checkpoint, because ``rounds.jsonl`` has them.
     """
 
     settings: PlannerSettings
@@ -60,6 +62,7 @@ class Planner:
         self.table = LossTable(self.settings.num_samples)
         self.progress = PlannerProgress()
         self.budget = Budget()
+        self.clock = RunClock()
         self.plan: EpochPlan
         self.sampling_stats: SamplingStats
         self.workers: list[Worker] = []
@@ -94,7 +97,7 @@ class Planner:
         """Used part of the budget."""
         progress = self.progress
         counts = progress.rounds_total, progress.samples_trained
-        return Budget(self.epochs_done, progress.seconds, *counts)
+        return Budget(self.epochs_done, self.clock.budget_seconds, *counts)
 
     @property
     def budget_share(self) -> float:
@@ -182,10 +185,6 @@ class Planner:
         )
         if momentum is not None:
             self.averaged_momentum = momentum
-
-    def count_seconds(self, seconds: float) -> None:
-        """Set the used seconds of the budget."""
-        self._count(seconds=seconds)
 
     def check(self, workers: Sequence[Worker]) -> RoundShape:
         """Check that a run can begin with these workers, and return the shape of its rounds.
@@ -300,10 +299,8 @@ class Planner:
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for a checkpoint after at least one round."""
         plan, settings = self.plan, self.settings
-        counters = asdict(self.progress)
-        del counters["seconds"]
         return {
-            "counters": counters,
+            "counters": asdict(self.progress),
             "local-steps-fast": 0 if settings.step_policy.is_open else settings.local_steps_fast,
             "table": self.table.state_dict(),
             "stats": {n: np.asarray(v) for n, v in asdict(self.sampling_stats).items()},
@@ -323,7 +320,7 @@ class Planner:
 
     def load_state_dict(self, state: Mapping[str, Any], workers: Sequence[Worker]) -> None:
         """Restore the state, given the registry's workers; ValueError if it does not fit."""
-        before = {"rounds_before": 0, "share_before": 0.0, "seconds": 0.0}  # 0.1.0 has none
+        before = {"rounds_before": 0, "share_before": 0.0}  # 0.1.0 has none
         counters = before | state["counters"]
         if counters.keys() != asdict(self.progress).keys():
             raise ValueError("its counters belong to another version")

@@ -88,10 +88,7 @@ class TrainingLoop(FedAvg):
 
     planner: Planner
     record: RoundRecord | None
-
-    def patience_seconds(self, most: float = 3600.0) -> float:
-        """Return the maximum time to wait for the replies of this round, in seconds."""
-        raise NotImplementedError
+    patience_seconds: Callable[[float], float]
 
     def rounds(
         self,

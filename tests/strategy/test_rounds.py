@@ -151,7 +151,7 @@ def test_learning_rate_follows_the_budget_the_epochs_and_the_rounds(
 ) -> None:
     grid = InProcessGrid(two())
     strategy = strategy_of(12, learning_rate=LearningRate(1.0, **schedule))
-    strategy.clock = OneSecondEach()
+    strategy.planner.clock = OneSecondEach()
     strategy.fit(grid, toy_arrays(), **budget)
     assert [order.learning_rate for order in orders_of(grid)] == pytest.approx(rates)
 
