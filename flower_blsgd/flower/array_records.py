@@ -322,17 +322,15 @@ def tensors_of(record: ArrayRecord) -> dict[str, AnyArray]:
     return {name: elements_of(array) for name, array in record.items()}
 
 
-def common_runs(*models: Mapping[str, AnyArray]) -> list[dict[str, AnyArray]] | None:
+def common_runs(*models: Mapping[str, AnyArray]) -> Sequence[Mapping[str, AnyArray]]:
     """Return each model as a few long arrays if all are contiguous with the same layout.
 
-    Elementwise operations are faster on these arrays than on the tensors.
+    Elementwise operations are faster on these. Otherwise the models are returned as they are.
     """
-    first = models[0]
-    if not isinstance(first, FlatTensors):
-        return None
-    layout = first.flat.layout
-    flats = [m.flat for m in models if isinstance(m, FlatTensors) and m.flat.layout == layout]
-    return [flat.runs() for flat in flats] if len(flats) == len(models) else None
+    flats = [model.flat for model in models if isinstance(model, FlatTensors)]
+    if len(flats) < len(models) or any(flat.layout != flats[0].layout for flat in flats):
+        return models
+    return [flat.runs() for flat in flats]
 
 
 def _own_memory(layout: Layout) -> AnyArray:

@@ -68,9 +68,8 @@ class Averaging:
         if not any(outcome.load for outcome in outcomes):
             return round.arrays, [0.0] * len(outcomes)
         average = round.slow_reduce or weighted_average
-        record = flat_like(
-            round.arrays, kind=PrivateArray
-        )  # evaluate_fn may write to what it reads
+        # evaluate_fn may write to what it reads
+        record = flat_like(round.arrays, kind=PrivateArray)
         began = tensors_of(round.arrays)
         out = tensors_of(record)
         weights = checked_weights(self.weighting, [outcome.load for outcome in outcomes])
@@ -83,18 +82,16 @@ class Averaging:
             scales = self.weighting.update_scales(weights, steps)
             scales = checked_numbers(self.weighting, "update_scales", scales, len(weights))
             _, scales = once_per_node(outcomes, scales, lambda reply: reply.tensors)
-            runs = common_runs(out, began, *models)  # treats all tensors of a dtype as one
-            to, first, *others = runs or (out, began, *models)
+            to, first, *others = common_runs(out, began, *models)
             move(first, others, scales, to)
             buffers = [name for name in out if name not in parameters]
             counted = [(model, share) for model, share in zip(models, shares, strict=True) if model]
             parts = [{name: model[name] for name in buffers} for model, _ in counted]
             if buffers:
                 average(parts, [share for _, share in counted], {n: out[n] for n in buffers})
-        elif runs := common_runs(out, *models):
-            average(runs[1:], shares, runs[0])
         else:
-            average(models, shares, out)
+            to, *others = common_runs(out, *models)
+            average(others, shares, to)
         averaged = dict(out)
         if self.outer_optimizer is not None:
             averaged = self.outer_optimizer.step(began, averaged, parameters)
