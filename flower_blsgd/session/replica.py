@@ -2,7 +2,6 @@
 
 import copy
 import math
-import time
 
 import numpy as np
 import torch
@@ -13,23 +12,18 @@ from ..errors import UsageError
 from ..protocol import TrainOrder, TrainReport
 from ..worker.model_io import FrozenTensors, load_state, model_fingerprint, state_record
 from ..worker.optimizer import OptimizerState
-from ..worker.timing import synchronize, throttle
+from ..worker.timing import StepClock
 
 
 class LocalSteps:
-    """Steps of the current order, and their time without pauses."""
+    """Steps of the current order."""
 
     def __init__(self, order: TrainOrder, slowdown: float, device: torch.device) -> None:
         self.order = order
         self.count = 0
         self.samples = 0
         self.losses: list[Tensor] = []
-        self.paused_seconds = 0.0
-        self._slowdown = slowdown
-        self._device = device
-        synchronize(device)
-        self.started_at = time.time()
-        self._began = time.perf_counter()
+        self.clock = StepClock(device, slowdown)
 
     def note(self, samples: int, losses: Tensor | None) -> None:
         """Count a step."""
@@ -40,21 +34,8 @@ class LocalSteps:
 
     def is_complete(self) -> bool:
         """Return whether the order has no steps left, or its time is over."""
-        if self.count >= self.order.local_steps:
-            return True
-        if self.order.deadline_seconds == 0:
-            return False
-        synchronize(self._device)
-        return self._slowdown * self._seconds() >= self.order.deadline_seconds
-
-    def end(self) -> float:
-        """Wait for the device, and as long as a slower one would compute; return the seconds."""
-        synchronize(self._device)
-        throttle(self._began + self.paused_seconds, self._slowdown)
-        return self._seconds()
-
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._began - self.paused_seconds
+        order = self.order
+        return self.count >= order.local_steps or self.clock.is_over(order.deadline_seconds)
 
 
 class Replica:
@@ -122,17 +103,15 @@ class Replica:
         UsageError if a parameter was frozen or unfrozen, or a tensor changed that is not sent.
         """
         self._check_trained()
-        order, seconds = steps.order, steps.end()
+        order, times = steps.order, steps.clock.end()
         self._check_frozen(order.round)
         momentum, is_zeroed = self._state.end(order.momentum_policy)
         has_losses = len(steps.losses) == steps.count > 0
         rate = self._optimizer.param_groups[0].get("lr")  # None with Adafactor's own rate
         return TrainReport(
-            completed_steps=min(steps.count, order.local_steps),
-            batch_size=order.batch_size,
-            compute_seconds=seconds,
-            started_at=steps.started_at,
-            ended_at=steps.started_at + seconds,
+            min(steps.count, order.local_steps),
+            order.batch_size,
+            *times,
             losses=torch.cat(steps.losses).cpu().numpy() if has_losses else np.empty(0, np.float32),
             arrays=state_record(self.model, like=order.arrays),
             momentum=momentum,

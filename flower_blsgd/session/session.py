@@ -192,7 +192,7 @@ class Session:
             yield
         finally:
             if self._steps is not None:
-                self._steps.paused_seconds += time.perf_counter() - began
+                self._steps.clock.paused_seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """Leave the run; without it, the script leaves when it ends."""

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,7 +35,7 @@ from .step import (
     fork_rng,
     use_precision,
 )
-from .timing import synchronize, throttle
+from .timing import StepClock
 
 __all__ = ["Augment", "LocalSGD", "SampleLoss", "cross_entropy"]
 
@@ -270,7 +269,7 @@ class LocalSGD:
         self._step.skipped = 0
         self._phase = _STEPS
         try:
-            losses, started_at, seconds = self._do_steps(order, batches)
+            losses, times = self._do_steps(order, batches)
             self._frozen.check(order.round)
             self._phase = "sending the model"
             self._step.optimizer.zero_grad()  # the copies need their memory
@@ -280,11 +279,9 @@ class LocalSGD:
             self._state.zero()
             raise
         return TrainReport(
-            completed_steps=len(losses) // order.batch_size,
-            batch_size=order.batch_size,
-            compute_seconds=seconds,
-            started_at=started_at,
-            ended_at=started_at + seconds,
+            len(losses) // order.batch_size,
+            order.batch_size,
+            *times,
             losses=losses.cpu().numpy(),
             arrays=arrays,
             momentum=momentum,
@@ -293,8 +290,10 @@ class LocalSGD:
             learning_rate=order.learning_rate,
         )
 
-    def _do_steps(self, order: TrainOrder, batches: Iterator[Any]) -> tuple[Tensor, float, float]:
-        """Return the losses, the start time of the first step, and the seconds of all steps."""
+    def _do_steps(
+        self, order: TrainOrder, batches: Iterator[Any]
+    ) -> tuple[Tensor, tuple[float, float, float]]:
+        """Return the losses, and the times of `StepClock.end`."""
         size, completed = order.batch_size, 0
         weights = None
         if order.sample_weights is not None:
@@ -303,23 +302,16 @@ class LocalSGD:
         with fork_rng(self.device):
             self._step.compile_for(size, lambda: self._batch_of(order.indices[:size]))
             self._step.seed(order.seed)
-            synchronize(self.device)
-            started_at, start = time.time(), time.perf_counter()
+            clock = StepClock(self.device, self._slowdown)
             for batch in batches:
                 rows = slice(completed * size, (completed + 1) * size)
                 losses[rows] = self._step.run(
                     batch, size, None if weights is None else weights[rows]
                 )
                 completed += 1
-                if order.deadline_seconds > 0:
-                    synchronize(self.device)  # otherwise the host runs ahead of the device
-                    elapsed = time.perf_counter() - start
-                    if self._slowdown * elapsed >= order.deadline_seconds:
-                        break
-            synchronize(self.device)
-            throttle(start, self._slowdown)
-            seconds = time.perf_counter() - start
-        return losses[: completed * size], started_at, seconds
+                if clock.is_over(order.deadline_seconds):
+                    break
+            return losses[: completed * size], clock.end()
 
     def _as_tensor(self, indices: npt.NDArray[np.int32]) -> Tensor:
         samples = torch.from_numpy(indices.astype(np.int64))

@@ -18,6 +18,35 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+class StepClock:
+    """Time of an order's steps on a device, or on one that is slower by a factor."""
+
+    def __init__(self, device: torch.device, slowdown: float) -> None:
+        self.paused_seconds = 0.0
+        self._device = device
+        self._slowdown = slowdown
+        synchronize(device)
+        self._started_at = time.time()
+        self._began = time.perf_counter()
+
+    def is_over(self, deadline_seconds: float) -> bool:
+        """Return whether the steps have taken as long as the deadline; 0 for none."""
+        if deadline_seconds == 0:
+            return False
+        synchronize(self._device)  # otherwise the host runs ahead of the device
+        return self._slowdown * self._seconds() >= deadline_seconds
+
+    def end(self) -> tuple[float, float, float]:
+        """Wait until the steps are done; return their seconds, and the times of start and end."""
+        synchronize(self._device)
+        throttle(self._began + self.paused_seconds, self._slowdown)
+        seconds = self._seconds()
+        return seconds, self._started_at, self._started_at + seconds
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._began - self.paused_seconds
+
+
 def throttle(start: float, slowdown: float) -> None:
     """Emulate a slower device: wait until work begun at `start` took `slowdown` times as long.
 
