@@ -14,7 +14,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from .devices.worker_spec import WorkerSpec
-from .engines.stream.request import has_stream
 from .engines.stream.serving import serve_sessions
 from .errors import UsageError
 from .flower.app_call import accept_views, set_main_program
@@ -23,7 +22,6 @@ from .protocol import (
     ARRAYS,
     CONFIG,
     MOMENTUM,
-    SCRIPT,
     SCRIPT_END,
     SCRIPT_JOIN,
     TRACE_FOLDER,
@@ -31,7 +29,7 @@ from .protocol import (
     ProfileQuery,
     TrainOrder,
 )
-from .session.exchange import Exchange
+from .session.exchange import HERE, Exchange
 from .session.script import main_program, running_script
 from .task_executor import task_executor
 from .worker.executor import Executor
@@ -47,18 +45,13 @@ set_main_program(app, main_program)
 @contextlib.contextmanager
 def _executor(context: Context) -> Iterator[tuple[WorkerSpec, Executor]]:
     """Yield the worker and its executor, on the worker's device and cores."""
-    if _has_script(context):
+    if HERE.has_script:
         script = running_script()  # which is pinned
         yield script.worker, script
     else:
         worker = worker_of(context)
         with task_executor(worker, context) as executor:
             yield worker, executor
-
-
-def _has_script(context: Context) -> bool:
-    """Return whether a script runs here; that of a SuperNode needs a process that stays."""
-    return SCRIPT in context.run_config or (SCRIPT in context.node_config and has_stream())
 
 
 @app.query("profile")
@@ -120,8 +113,8 @@ def evaluate(message: Message, context: Context) -> Message:
 # --- messages of `blsgd launch`
 
 
-def _script(context: Context) -> Exchange:
-    if not _has_script(context):
+def _script() -> Exchange:
+    if not HERE.has_script:
         raise UsageError("this node runs no script; its node config has no script=")
     return running_script()
 
@@ -129,7 +122,7 @@ def _script(context: Context) -> Exchange:
 @app.query(SCRIPT_JOIN)
 def joined(message: Message, context: Context) -> Message:
     """Reply with what the main worker's script has told its session, and with its initial model."""
-    script, content = _script(context), RecordDict({CONFIG: ConfigRecord()})
+    script, content = _script(), RecordDict({CONFIG: ConfigRecord()})
     if script.is_main:  # else nothing is needed, also of a script that takes its time
         its = script.joined.result()
         content = its.info.to_records(its.arrays())
@@ -139,7 +132,7 @@ def joined(message: Message, context: Context) -> Message:
 @app.query(SCRIPT_END)
 def end(message: Message, context: Context) -> Message:
     """Hand over the final model if there is one, else reply when the script has ended."""
-    script = _script(context)
+    script = _script()
     if arrays := message.content.array_records.get(ARRAYS):
         script.finish(arrays)
     else:

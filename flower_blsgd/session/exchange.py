@@ -41,8 +41,7 @@ class Exchange:
 
     To the side of the messages, it is the `Executor` of the script: it hands work over, and waits
     for its result. The script waits for work in `next_work`. When it ends, work that is not done
-    fails. `rank` is the worker's partition id, from 0; `is_main` says whether this is the first
-    worker that trains.
+    fails. `rank` is the worker's partition id, from 0.
     """
 
     num_test = 1  # the script evaluates as a whole
@@ -151,8 +150,12 @@ class Exchange:
 
 @dataclass
 class ThisProcess:
-    """The exchange of this process, None without ``blsgd launch``, and whether it has a session."""
+    """Whether this process runs a script of ``blsgd launch``, its exchange, and its session.
 
+    In a process that does not stay, that of a plain message to a SuperNode, no script runs.
+    """
+
+    has_script: bool = False
     exchange: Exchange | None = None
     has_joined: bool = False
 

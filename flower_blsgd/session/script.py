@@ -24,7 +24,7 @@ from ..worker.profile import worker_of
 from .exchange import HERE, Exchange
 
 MAIN_RANK = "main-rank"
-"""Key of the run config: the partition id of the main worker; 0 by default."""
+"""Key of the run config: the main worker that `launch` chose; on SuperNodes, partition 0."""
 
 _started: Future[Exchange] = Future()
 """The exchange of this process, made by its main thread."""
@@ -37,8 +37,8 @@ def running_script() -> Exchange:
 
 def main_program(context: Context) -> Callable[[Context], None] | None:
     """Return the program of a node that runs a script; None for another node."""
-    has_script = SCRIPT in context.run_config or SCRIPT in context.node_config
-    return run_script if has_script else None
+    HERE.has_script = SCRIPT in context.run_config or SCRIPT in context.node_config
+    return run_script if HERE.has_script else None
 
 
 def run_script(context: Context) -> None:

@@ -121,6 +121,7 @@ def test_another_worker_that_takes_its_time_or_cannot_begin_does_not_delay_the_s
 ) -> None:
     started: Future[Exchange] = Future()
     started.set_result(Exchange(WorkerSpec("cpu"), 1, 0, 8, is_main=False))
+    monkeypatch.setattr(script.HERE, "has_script", True)
     monkeypatch.setattr(script, "_started", started)
     work, _ = workload(node(content), lambda message, _: client_app.joined(message, CONTEXT))
     assert work.num_samples == 600
