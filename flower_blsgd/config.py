@@ -38,7 +38,7 @@ from .data.libraries import split_torchvision
 from .errors import UsageError, nearest
 from .fields import FieldError, reader, type_name
 from .protocol import MOMENTUM_POLICIES
-from .tasks import OPTIONS
+from .tasks import TASK_OPTIONS
 
 Value = bool | int | float | str
 
@@ -130,16 +130,18 @@ class RunConfig:
     task: str = _setting("digits", "a task's name or module:function", bool)
     data: str = _path()
     model: str = _path()
-    skip_bad: bool = OPTIONS["skip_bad"]
+    skip_bad: bool = TASK_OPTIONS["skip_bad"]
     split: str = _setting(
-        OPTIONS["split"], 'empty, "official" or "paper"', lambda v: v in ("", "official", "paper")
+        TASK_OPTIONS["split"],
+        'empty, "official" or "paper"',
+        lambda v: v in ("", "official", "paper"),
     )
-    max_samples: int = _at_least(0, OPTIONS["max_samples"])
-    image_size: int = _at_least(0, OPTIONS["image_size"])
-    max_tokens: int = _at_least(8, OPTIONS["max_tokens"])
-    lora_rank: int = _at_least(0, OPTIONS["lora_rank"])
-    pretrained: bool = OPTIONS["pretrained"]
-    dropout: float | str = _setting(OPTIONS["dropout"], 'in [0, 1), or "auto"', _is_dropout)
+    max_samples: int = _at_least(0, TASK_OPTIONS["max_samples"])
+    image_size: int = _at_least(0, TASK_OPTIONS["image_size"])
+    max_tokens: int = _at_least(8, TASK_OPTIONS["max_tokens"])
+    lora_rank: int = _at_least(0, TASK_OPTIONS["lora_rank"])
+    pretrained: bool = TASK_OPTIONS["pretrained"]
+    dropout: float | str = _setting(TASK_OPTIONS["dropout"], 'in [0, 1), or "auto"', _is_dropout)
     validation_share: float = _share(0.0)
     algorithm: str = _one_of("recommended", *ALGORITHMS)
     steps: str = _part(*STEPS, custom=True)
@@ -288,7 +290,7 @@ class RunConfig:
 
     def check_script(self) -> None:
         """Raise UsageError for a setting without effect on a script; resumed runs may have one."""
-        ignored = [*_OF_TASKS, *OPTIONS]
+        ignored = [*_OF_TASKS, *TASK_OPTIONS]
         if not self.is_script:
             ignored.append("task")
         if self.selection in ("infobatch", "importance-sampling"):  # weights of samples
@@ -305,12 +307,12 @@ class RunConfig:
     @property
     def task_options(self) -> dict[str, Any]:
         """The task options: keyword arguments of `tasks.load_task`."""
-        return {name: getattr(self, name) for name in OPTIONS}
+        return {name: getattr(self, name) for name in TASK_OPTIONS}
 
     @property
     def task_settings(self) -> dict[str, Any]:
         """All settings that the task depends on: keyword arguments of `tasks.load_task`."""
-        names = ("data", "model", "validation_share", "seed", *OPTIONS)
+        names = ("data", "model", "validation_share", "seed", *TASK_OPTIONS)
         return {"name": self.task, **{name: getattr(self, name) for name in names}}
 
     @property

@@ -14,6 +14,7 @@ from .algorithm.epoch_plan import EpochPlan, RoundShape, plan_epoch, rounds_of_e
 from .algorithm.loss_table import LossTable
 from .algorithm.randomness import generator
 from .algorithm.sampling import (
+    DRAWS,
     EpochRequest,
     SampleList,
     Sampler,
@@ -26,9 +27,6 @@ from .errors import UsageError
 from .strategy.biased_local_sgd import BiasedLocalSGD
 from .strategy.planner import Planner
 from .strategy.workers import Worker
-
-_PURPOSES = {"fast": "fast-samples", "slow": "slow-samples"}
-"""Purpose of each tier's random draw."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,14 @@ class CandidateSampler(ReshuffledSampler):
     high_loss_to: TierName = "slow"
 
     def __post_init__(self) -> None:
-        if self.candidate_factor < 1 or self.high_loss_to not in _PURPOSES:
+        if self.candidate_factor < 1 or self.high_loss_to not in DRAWS:
             raise ValueError(f"{self}: candidate_factor must be >= 1, high_loss_to fast or slow")
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
         """Return the fast workers' list and the slow workers' list."""
         sample_lists = []
         losses = table.ranking_losses()
-        for tier, purpose in _PURPOSES.items():
+        for tier, purpose in DRAWS.items():
             if members := request.tier(tier == "fast"):
                 rng = generator(request.seed, purpose, request.samples_before)
                 count = request.set_size(members)

@@ -18,7 +18,7 @@ from flower_blsgd.algorithm.catalog import (
 )
 from flower_blsgd.config import RunConfig, check_ranges
 from flower_blsgd.errors import UsageError
-from flower_blsgd.tasks import OPTIONS
+from flower_blsgd.tasks import TASK_OPTIONS
 from scripts.write_defaults import write_defaults, write_settings
 
 from .refusal import refusal
@@ -38,7 +38,7 @@ def test_defaults_survive_the_run_config_whose_keys_are_in_kebab_case() -> None:
         assert key == key.lower()
         assert "_" not in key
         assert isinstance(value, bool | int | float | str)
-    assert config.task_options == OPTIONS
+    assert config.task_options == TASK_OPTIONS
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.seed = 1  # type: ignore[misc]
     assert hash(config) == hash(RunConfig())

@@ -23,7 +23,7 @@ TierName = Literal["fast", "slow"]
 HIGH_LOSS_RATIO = 0.5
 """Default of lambda."""
 
-_DRAWS = {"fast": "fast-samples", "slow": "slow-samples"}
+DRAWS = {"fast": "fast-samples", "slow": "slow-samples"}
 """Purpose of each tier's draw, for `generator`."""
 
 
@@ -196,9 +196,9 @@ class SeparatedSampler(Sampler):
     def __post_init__(self) -> None:
         if not 0.0 <= self.high_loss_ratio <= 1.0:  # also refuses nan
             raise ValueError(f"high_loss_ratio = {self.high_loss_ratio} must lie in [0, 1]")
-        if self.high_loss_to not in _DRAWS:
+        if self.high_loss_to not in DRAWS:
             raise ValueError(
-                f"high_loss_to = {self.high_loss_to!r} must be one of {', '.join(_DRAWS)}"
+                f"high_loss_to = {self.high_loss_to!r} must be one of {', '.join(DRAWS)}"
             )
 
     def sample_lists(self, request: EpochRequest, table: LossTable) -> list[SampleList]:
@@ -206,7 +206,7 @@ class SeparatedSampler(Sampler):
         sample_lists = {}
         losses = table.ranking_losses()
         taken = np.zeros(len(table), np.bool_)
-        by_loss_first = sorted(_DRAWS.items(), key=lambda draw: draw[0] != self.high_loss_to)
+        by_loss_first = sorted(DRAWS.items(), key=lambda draw: draw[0] != self.high_loss_to)
         for tier, purpose in by_loss_first:
             members = request.tier(tier == "fast")
             if not members:
@@ -223,7 +223,7 @@ class SeparatedSampler(Sampler):
                 indices = draw_samples(losses, count, ratio, rng)
                 taken[indices] = True
             sample_lists[tier] = SampleList(indices, members)
-        return [sample_lists[tier] for tier in _DRAWS if tier in sample_lists]
+        return [sample_lists[tier] for tier in DRAWS if tier in sample_lists]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from .workers import Worker
 
 _LOG = logging.getLogger(__name__)
 
-_MEASURED_SECONDS = 0.3
+_ROUND_SECONDS = 0.3
 """Longest computing in a round that measures speeds, unless one step takes longer."""
 
 
@@ -242,7 +242,7 @@ class Planner:
                 self.measured.get(worker.index) or worker.profile.seconds_per_step
                 for worker in self.training(workers)
             ]
-            most = min([_MEASURED_SECONDS, *(local_steps_fast * s for s in known if s)])
+            most = min([_ROUND_SECONDS, *(local_steps_fast * s for s in known if s)])
             policy = SystemAwareSteps(local_steps_fast)
             participants = [  # a worker with an unknown speed takes one step
                 replace(p, given_steps=p.given_steps or (max(1, round(most / s)) if s else 1))

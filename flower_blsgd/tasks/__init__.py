@@ -5,13 +5,13 @@ Importing this package does not import torch.
 
 from typing import TYPE_CHECKING, Any
 
-from .names import GIVEN_IN_PYTHON, OPTIONS, TASKS
+from .names import GIVEN_IN_PYTHON, TASK_OPTIONS, TASKS
 
 if TYPE_CHECKING:
     from .by_name import load_task, register_task
     from .task import Task
 
-__all__ = ["GIVEN_IN_PYTHON", "OPTIONS", "TASKS", "Task", "load_task", "register_task"]
+__all__ = ["GIVEN_IN_PYTHON", "TASKS", "TASK_OPTIONS", "Task", "load_task", "register_task"]
 
 
 def __getattr__(name: str) -> Any:

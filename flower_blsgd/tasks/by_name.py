@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..data.cache import UnusableError, open_entry
 from ..data.libraries import import_torchvision, is_repaired
 from ..errors import UsageError, nearest
-from .names import GIVEN_IN_PYTHON, OPTIONS, TASKS
+from .names import GIVEN_IN_PYTHON, TASK_OPTIONS, TASKS
 from .task import Task, with_validation
 
 _LOG = logging.getLogger(__name__)
@@ -22,8 +22,8 @@ class Benchmark:
     """Built-in task with its data and models.
 
     ``task(data, model, again=, needs_test=, ...)`` prepares the data if this was not done yet, or
-    with `again`. It accepts the `OPTIONS` that it has parameters for. UsageError if the data are
-    not available, have no test split although `needs_test` is set, the model is unknown, or the
+    with `again`. It accepts the `TASK_OPTIONS` that it has parameters for. UsageError if the data
+    are not available, have no test split although `needs_test` is set, the model is unknown, or the
     options are invalid.
 
     ``saved_model(model, tensors, dropout)`` returns a new model with the sizes of saved weights,
@@ -92,8 +92,8 @@ def load_task(
     test set is used nevertheless if there is one. With `again`, the data of a built-in task are
     prepared even if they are ready. `given` is the task, instead of one found by name.
 
-    `options` are `OPTIONS`; those that the task does not accept must have their default. UsageError
-    if the task is unknown or rejects one of the settings.
+    `options` are `TASK_OPTIONS`; those that the task does not accept must have their default.
+    UsageError if the task is unknown or rejects one of the settings.
     """
     registered: Mapping[str, Callable[..., Task]]
     registered = _REGISTERED if given is None else {name: lambda: given}
@@ -106,8 +106,8 @@ def load_task(
     else:
         make = _own_function(name)
     parameters = inspect.signature(make).parameters
-    options = {**OPTIONS, **options}
-    known = {key: options[key] for key in OPTIONS if key in parameters}
+    options = {**TASK_OPTIONS, **options}
+    known = {key: options[key] for key in TASK_OPTIONS if key in parameters}
     _refuse_set(name, options, known)
     own = {"again": again, "needs_test": validation_share == 0 and not prefer_test}
     known |= {key: own[key] for key in own if key in parameters}
@@ -178,7 +178,7 @@ def _benchmark(name: str) -> Benchmark:
 def _refuse_set(name: str, settings: Mapping[str, Any], taken: Collection[str] = ()) -> None:
     """Raise UsageError for settings that a task does not accept and that are not the default."""
     for key, value in settings.items():
-        if key not in taken and value != OPTIONS.get(key, ""):
+        if key not in taken and value != TASK_OPTIONS.get(key, ""):
             shown = str(value).lower() if isinstance(value, bool) else repr(value)
             raise UsageError(
                 f"{key.replace('_', '-')} = {shown}: task = {name!r} does not accept it; leave "

@@ -19,7 +19,7 @@ TASKS: Mapping[str, str] = {
 GIVEN_IN_PYTHON = "given-in-python"
 """Name of a task that was given as an object."""
 
-OPTIONS: Mapping[str, Any] = {
+TASK_OPTIONS: Mapping[str, Any] = {
     "skip_bad": False,
     "split": "",
     "max_samples": 0,
