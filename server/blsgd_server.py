@@ -23,5 +23,5 @@ def main(grid: Grid, context: Context) -> None:
         return
     from flower_blsgd.engines.stream.grid import stream
 
-    with stream(grid, context) as fast:
-        train(fast, config)
+    with stream(grid, context) as streams:
+        train(streams, config)

@@ -206,7 +206,7 @@ class FastGrid(InProcessGrid):
     """A grid whose messages are cheap, so that it is queried for momentum."""
 
     @property
-    def fast_nodes(self) -> set[int]:
+    def connected_nodes(self) -> set[int]:
         return set(self.get_node_ids())
 
 

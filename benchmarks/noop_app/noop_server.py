@@ -52,8 +52,8 @@ def main(grid: Grid, context: Context) -> None:
     strategy = TimedFedAvg(
         fraction_evaluate=0.0, min_available_nodes=int(config["min-nodes"]), min_train_nodes=2
     )
-    with flower_blsgd.stream(grid, context) as fast:
-        strategy.start(fast, arrays, num_rounds=int(config["rounds"]))
+    with flower_blsgd.stream(grid, context) as streams:
+        strategy.start(streams, arrays, num_rounds=int(config["rounds"]))
     Path(str(config["out"])).write_text(
         json.dumps({"round": strategy.seconds, "engine": strategy.engine_seconds})
     )

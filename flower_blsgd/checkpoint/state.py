@@ -115,11 +115,11 @@ def _momentum_by_worker(
     # Momentum that workers have not received since the last resume.
     resumed = strategy.planner.resumed_momentum.items()
     found: dict[int, Tensors] = {index: tensors_of(record) for index, record in resumed}
-    fast_nodes = features_of(grid).fast_nodes if query else ()  # others take seconds
+    connected_nodes = features_of(grid).connected_nodes if query else ()  # others take seconds
     workers = [
         worker
         for worker in strategy.registry.workers
-        if worker.trains and worker.present and worker.node_id in fast_nodes
+        if worker.trains and worker.present and worker.node_id in connected_nodes
         if worker.index not in found
         if not (worker.failures_in_a_row and worker.failures[-1] == "late")
     ]

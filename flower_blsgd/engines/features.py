@@ -27,7 +27,7 @@ class GridFeatures:
         """
 
     @property
-    def fast_nodes(self) -> Collection[int]:
+    def connected_nodes(self) -> Collection[int]:
         """The nodes that messages reach within milliseconds."""
         return ()
 

@@ -114,7 +114,7 @@ class MailboxGrid(Grid, GridFeatures):
         """Release the resources of this grid. May be called twice."""
 
     @property
-    def fast_nodes(self) -> Collection[int]:
+    def connected_nodes(self) -> Collection[int]:
         """All nodes of this grid."""
         return set(self.get_node_ids())
 

@@ -36,11 +36,11 @@ def main(grid: Grid, context: Context) -> None:
     task = load_task("digits")
     model = task.initial_model(settings["seed"])
     logging.getLogger("flwr").setLevel(logging.WARNING)  # otherwise each run logs its settings
-    with stream(grid, context) as fast:
+    with stream(grid, context) as streams:
         for name, parts in MIXTURES.items():
             strategy = strategy_of(model, task, settings, **parts())
             start = ArrayRecord(model.state_dict())
-            result = strategy.fit(fast, start, epochs=settings["epochs"])
+            result = strategy.fit(streams, start, epochs=settings["epochs"])
             print(f"{name:32}test accuracy {accuracy(result.arrays, task):.2%}", flush=True)
 
 

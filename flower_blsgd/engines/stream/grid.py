@@ -71,7 +71,7 @@ def stream(
     Yields
     ------
     Grid
-        The fast grid, or `grid` unchanged.
+        A `StreamGrid`, or `grid` unchanged.
 
     Raises
     ------
@@ -84,8 +84,8 @@ def stream(
 
         @app.main()
         def main(grid, context):
-            with flower_blsgd.stream(grid, context) as fast:
-                strategy.start(fast, initial_arrays)
+            with flower_blsgd.stream(grid, context) as streams:
+                strategy.start(streams, initial_arrays)
     """
     settings = context.run_config
     if transport is None:
@@ -106,11 +106,11 @@ def stream(
     if transport == "messages" or not is_deployment(grid):
         yield grid
         return
-    with StreamGrid(grid, address, wire_dtype) as fast:
+    with StreamGrid(grid, address, wire_dtype) as streams:
         # If the run is stopped, this block is left without `close`.
-        add_exit_handler(fast.end_at_once)
-        fast.wait_until_connected()
-        yield fast
+        add_exit_handler(streams.end_at_once)
+        streams.wait_until_connected()
+        yield streams
 
 
 class StreamGrid(MailboxGrid):
@@ -207,7 +207,7 @@ class StreamGrid(MailboxGrid):
         return self._members.transports
 
     @property
-    def fast_nodes(self) -> Collection[int]:
+    def connected_nodes(self) -> Collection[int]:
         """Nodes with a stream."""
         return {node_id for node_id, how in self.transports.items() if how == "stream"}
 

@@ -210,7 +210,7 @@ def test_app_without_sessions_gets_plain_messages_beside_the_stream() -> None:
     model = random_model(10_000)
     with captured_log() as log, streaming(made_app(echo), plain) as grid:
         assert dict(grid.transports) == {7: "stream", 8: "messages"}
-        assert grid.fast_nodes == {7}
+        assert grid.connected_nodes == {7}
         messages = [order(7, model), order(8, model)]
         for message, reply in zip(messages, exchange(grid, *messages), strict=True):
             assert same_bits(reply, model)
@@ -301,8 +301,8 @@ def flower() -> Iterator[FakeFlower]:
 def test_other_grids_are_left_as_they_are(
     flower: FakeFlower, transport: Any, settings: dict[str, Any]
 ) -> None:
-    with stream(flower, context(**settings), transport) as fast:
-        assert fast is flower
+    with stream(flower, context(**settings), transport) as streams:
+        assert streams is flower
     assert flower.pushed == []
 
 
@@ -327,22 +327,22 @@ def test_deployment_streams_and_frees_its_port(
 ) -> None:
     settings = {"transport": transport, "stream-address": LOOPBACK}
     for number in (1, 2):
-        with stream(flower, context(**settings)) as fast:
-            assert isinstance(fast, StreamGrid)
-            assert list(fast.get_node_ids()) == [7]
-            assert config_of(exchange(fast, order(x=1))[0]) == {"x": 1}
+        with stream(flower, context(**settings)) as streams:
+            assert isinstance(streams, StreamGrid)
+            assert list(streams.get_node_ids()) == [7]
+            assert config_of(exchange(streams, order(x=1))[0]) == {"x": 1}
             assert [end.__func__ for end in handlers] == [StreamGrid.end_at_once] * number
-            settings["stream-address"] = f"127.0.0.1:{fast._server.port}"
+            settings["stream-address"] = f"127.0.0.1:{streams._server.port}"
         assert wait_until(lambda number=number: len(flower.nodes[7].answered_at) == number)
     handlers[0]()  # when the run is long over
-    with stream(flower, context(transport="messages")) as fast:
-        assert fast is flower
+    with stream(flower, context(transport="messages")) as streams:
+        assert streams is flower
 
 
 def test_arguments_win_over_the_run_config(flower: FakeFlower, handlers: list[Any]) -> None:
     settings = context(transport="messages", **{"stream-address": "x:1", "wire-dtype": "int8"})
-    with stream(flower, settings, "stream", LOOPBACK, "float16") as fast:
-        assert isinstance(fast, StreamGrid)
+    with stream(flower, settings, "stream", LOOPBACK, "float16") as streams:
+        assert isinstance(streams, StreamGrid)
 
 
 def test_nodes_get_the_address_that_was_given_or_this_machines() -> None:

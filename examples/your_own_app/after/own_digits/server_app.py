@@ -19,8 +19,8 @@ def main(grid: Grid, context: Context) -> None:
         len(load_data()[0]), local_steps_slow=8, learning_rate=lr, fraction_evaluate=share
     )
     model, config = ArrayRecord(Net().state_dict()), ConfigRecord({"lr": lr})
-    with stream(grid, context) as fast:
-        strategy.start(fast, model, rounds, train_config=config, evaluate_fn=evaluate)
+    with stream(grid, context) as streams:
+        strategy.start(streams, model, rounds, train_config=config, evaluate_fn=evaluate)
 
 
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
