@@ -64,7 +64,7 @@ def write_text(path: Path, text: str) -> None:
 def temporary_path(folder: Path) -> Iterator[Path]:
     """Yield a path to write and then rename; only one process may do so in a folder at a time.
 
-    It is in a folder of its own: a process that is killed within safetensors also leaves a
+    It is in its own folder: a process that is killed within safetensors also leaves a
     temporary file of the library. What such a process left is removed first.
     """
     own_folder = folder / ".part"

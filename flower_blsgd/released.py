@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .algorithm.catalog import Settings
-from .algorithm.epoch_plan import EpochPlan, RoundShape, plan_epoch, rounds_of_epoch
+from .algorithm.epoch_plan import EpochPlan, RoundShape, rounds_of_epoch
 from .algorithm.loss_table import LossTable
 from .algorithm.randomness import generator
 from .algorithm.sampling import (
@@ -121,17 +121,8 @@ class ReleasedPlanner(Planner):
                 first_round = last.first_round - last.rounds
                 return replace(last, epoch=epoch, rounds=rounds, first_round=first_round)
         full_rounds = max(1, self.settings.num_samples // sum(shape.samples_per_round))
-        return plan_epoch(
-            seed=self.settings.seed,
-            epoch=epoch,
-            participants=self.participants(training),
-            shape=shape,
-            sampler=self.settings.sampler,
-            table=self.table,
-            samples_before=self.progress.samples_planned,
-            samples_due=self.progress.samples_due,
-            rounds_before=rounds_before,
-            listed_rounds=1 if self.measured is not None else full_rounds,
+        return self.new_lists(
+            self.settings.seed, epoch, shape, training, rounds_before, listed_rounds=full_rounds
         )
 
 

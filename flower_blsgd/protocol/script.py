@@ -20,7 +20,7 @@ _MOST_SAMPLES = 2**31 - 1
 
 @dataclass(frozen=True)
 class ScriptInfo:
-    """What the main worker's script has told its session.
+    """Facts that the main worker's script has told its session.
 
     - `num_samples`: size of the data set of the session's sampler; 0 without one.
     - `batch_size`: samples of the first step, if it came before the first order; else 0.

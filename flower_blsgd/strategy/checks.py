@@ -1,4 +1,4 @@
-"""Which parts of a strategy, and which workers, exclude each other."""
+"""Checks that parts of a strategy, and its workers, do not exclude each other."""
 
 from collections.abc import Sequence
 from typing import get_args

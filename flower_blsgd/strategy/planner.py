@@ -388,6 +388,22 @@ class Planner:
         seed = self.settings.seed
         if rounds_before and (selected or not self.settings.sampler.is_stream):
             seed = derived_seed(seed, "rest-of-epoch", rounds_before)  # not the first samples again
+        return self.new_lists(seed, epoch, shape, training, rounds_before, selected)
+
+    def new_lists(
+        self,
+        seed: int,
+        epoch: int,
+        shape: RoundShape,
+        training: Sequence[Worker],
+        rounds_before: int,
+        selected: Selected | None = None,
+        listed_rounds: int | None = None,
+    ) -> EpochPlan:
+        """Return a plan with new sample lists, for `listed_rounds` or the epoch.
+
+        While rounds measure speeds, they are for one round.
+        """
         return plan_epoch(
             seed=seed,
             epoch=epoch,
@@ -399,7 +415,7 @@ class Planner:
             samples_due=self.progress.samples_due,
             selected=selected,
             rounds_before=rounds_before,
-            listed_rounds=1 if self.measured is not None else None,
+            listed_rounds=1 if self.measured is not None else listed_rounds,
         )
 
     def _those_that_fit(self, workers: Sequence[Worker]) -> Sequence[Worker]:

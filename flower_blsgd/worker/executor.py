@@ -1,4 +1,4 @@
-"""What the ClientApp needs of the work behind it: a task, or the user's training script."""
+"""Interface of the ClientApp to the work behind it: a task, or the user's training script."""
 
 from typing import Protocol
 

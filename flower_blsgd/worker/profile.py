@@ -1,4 +1,4 @@
-"""What a node says of itself: its worker, profile and speed; and sums of other workers' models.
+"""Answers of a node about its worker, profile and speed; and sums of other workers' models.
 
 Nothing here imports torch at module level: a ClientApp imports this before it knows its device.
 """

@@ -55,7 +55,7 @@ def ship(content: object, pool: BufferPool) -> Payload:
 
 
 class Shipped(NamedTuple):
-    """What `ship` packed; received like any other object, and then unpacked."""
+    """Result of `ship`; received like any other object, and then unpacked."""
 
     settings: Sequence[Callable[[], object]]
     modules: Sequence[str]
