@@ -20,6 +20,7 @@ PAGE, RESULTS = FOLDER / "RESULTS.md", FOLDER / "results"
 
 BENCHMARKS = {
     "rounds": "Seconds per round beyond computing",
+    "round_cost": "CPU time of a round besides its steps",
     "step": "A local step against hand-written loops",
     "loader": "Images that are decoded when they are read",
     "epoch": "An epoch on a fast and a slowed device",
