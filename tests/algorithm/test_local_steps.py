@@ -154,9 +154,11 @@ def test_policies_say_which_speeds_they_need() -> None:
         # waits costs less: 0.6 % (20 + 1 of 21.1) and 0.4 % (16 + 1 of 17.07)
         *[
             (SystemAwareSteps(None), (1.0, 1 / k), 0.3, n)
-            for k, n in ((17.6, 20), (16, 16), (15, 16))
+            for k, n in ((17.6, 20), (16, 17), (15, 16))
         ],
-        *[(SystemAwareSteps(None), (1.0, 1 / k), 0.2, k) for k in (7, 10, 20)],
+        # one more, so that the fast worker does not wait if the other falls 5 % behind (16 + 1 of
+        # 17.9 samples, 17 + 1 of 18.1); from 7 steps it cannot be one without losing more
+        *[(SystemAwareSteps(None), (1.0, 1 / k), 0.2, n) for k, n in ((7, 7), (10, 11), (20, 21))],
         # with 2: 1 step, as long as 2.13, so 4.1 % are lost (3 of 3.13); with 0.44 it is 8.3 %
         (SystemAwareSteps(None), (1.0, 0.47), 0.05, 2),
         (SystemAwareSteps(None), (1.0, 0.44), 0.05, 5),  # 2 steps, as long as 4.55: 7 of 7.2
@@ -172,12 +174,17 @@ def test_policies_say_which_speeds_they_need() -> None:
             0.0,
             64,
         ),  # 0.64 of a step: the batch that is cut least
-        (SystemAwareSteps(None, None, False), (1.0, 0.01), 0.0, 64),
+        (SystemAwareSteps(None, None, False), (1.0, 0.01), 0.0, 72),  # the step takes 100
         (SystemAwareSteps(None), (1.0, 0.5), 8.0, 256),  # 192
         (SystemAwareSteps(None), (1.0, 0.5), 1e9, 512),
-        (SystemAwareSteps(None), (1.0, 1 / 48), 1e9, 384),  # 768 would be too many
+        (
+            SystemAwareSteps(None),
+            (1.0, 1 / 48),
+            1e9,
+            403,
+        ),  # 384, and 8 steps that take 404 if 5 % slower; 768 would be too many
         (SystemAwareSteps(None), (1.0, 0.5), None, 32),
-        (SystemAwareSteps(None), (1.0, 0.47), None, 32),
+        (SystemAwareSteps(None), (1.0, 0.47), None, 35),  # 16 steps, as long as 34
         # one worker has nothing to average: 64, or more if rounds are costly (72, 96)
         (SystemAwareSteps(None), (1.0,), 0.05, 64),
         (SystemAwareSteps(None), (1.0,), None, 64),
@@ -211,10 +218,10 @@ def test_fewest_steps_keep_what_they_promise_where_that_can_be_had(
     shortest, chosen = (fewest_steps(policy, participants, o) for o in (0.0, overhead))
     least = min(map(lost, (*range(1, 9), 10, 12, 14, 16)))
     assert lost(shortest) <= max(0.05, least) + 1e-9
-    assert chosen in [shortest << doubled for doubled in range(10)]
-    assert 1 <= chosen <= 512
+    assert 1 <= shortest <= chosen <= 512
     assert 2 * chosen > 512 or overhead / (overhead + chosen) <= 0.04
-    assert chosen == shortest or overhead / (overhead + chosen / 2) > 0.04
+    before = chosen / 2 / 1.125  # it was doubled, and grew by an eighth at most
+    assert chosen <= 1.125 * shortest or overhead / (overhead + before) > 0.04
 
 
 def test_step_policy_below_one_step_refused() -> None:
