@@ -69,6 +69,11 @@ class Speedup:
     at_shortest: int
     beyond_longest: int
 
+    @property
+    def logs(self) -> list[float]:
+        """The logarithm of each seed's factor."""
+        return [math.log(factor) for factor in self.by_seed]
+
 
 def interval(values: Sequence[float]) -> Interval:
     """Return mean and t interval; ValueError without a value."""
@@ -79,6 +84,20 @@ def interval(values: Sequence[float]) -> Interval:
         return Interval(mean, math.nan, math.nan, 1)
     half = float(stats.t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
     return Interval(mean, mean - half, mean + half, count)
+
+
+def total(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Return the sum of two independent means, with Welch's interval of 95 %."""
+    mean = float(np.mean(first) + np.mean(second))
+    parts = [
+        (float(np.var(values, ddof=1)) / len(values), len(values)) for values in (first, second)
+    ]
+    variance = sum(part for part, _ in parts)
+    if not variance:
+        return Interval(mean, mean, mean, len(first))
+    freedom = variance**2 / sum(part**2 / (count - 1) for part, count in parts)
+    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(variance)
+    return Interval(mean, mean - half, mean + half, len(first))
 
 
 def monotone(values: Sequence[float]) -> list[float]:

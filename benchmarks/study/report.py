@@ -9,12 +9,13 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
 from .arms import FAST_ALONE, SHAPES
-from .estimator import Curve, Interval, Speedup, Target, interval, speedup
-from .runs import Row, Store, counting, is_due
+from .estimator import Curve, Interval, Speedup, Target, interval, speedup, total
+from .runs import STEP_SECONDS, Row, Store, counting, is_due
 from .stages import (
     FULL,
     GAPS,
@@ -34,7 +35,7 @@ FOLDER = Path(__file__).parent
 PICTURE = "speedup2.png"
 IDEAS = (
     *("averaged-momentum", "short-rounds", "long-rounds", "one-round-late", "outer-rate"),
-    "small-batches",
+    *("small-batches", "shared-momentum"),
 )
 
 Lines = Iterable[str]
@@ -51,6 +52,7 @@ def page(rows: Rows, scale: Scale) -> str:
         *_section("Next ideas", idea_lines(rows)),
         *_section("Throughput", throughput_lines(rows["throughput"])),
         *_section("Confirmation", confirmation_lines(rows, scale)),
+        *_section("Confirmation on the wall clock, computed", wall_lines(rows, scale)),
         *_section("Near convergence", near_lines(rows, scale)),
         *_section("Slow link", slow_link_lines(rows["slow-link"])),
         *_section("Rows", rows_lines(rows)),
@@ -202,6 +204,8 @@ def idea_lines(rows: Rows) -> Lines:
     if rows["ideas"]:
         both = [*rows["weights"], *rows["ideas"]]
         yield from pair_lines(both, [(name, "per-sample") for name in IDEAS])
+        yield ""
+        yield "`shared-momentum` was given up after two pairs at each gap."
 
 
 # --- time to an accuracy
@@ -257,17 +261,20 @@ def runs_due(rows: Rows, scale: Scale, stage: str) -> int:
 
 
 def accuracy_lines(rows: Sequence[Row]) -> Lines:
-    """Yield the accuracy of each arm and budget, over seeds."""
-    found: dict[tuple[str, str, float], list[Row]] = defaultdict(list)
+    """Yield the accuracy of each arm, rate and budget, over seeds."""
+    found: dict[tuple[str, str, float, float], list[Row]] = defaultdict(list)
     for row in rows:
-        found[row["shape"], row["arm"], row["seconds"]].append(row)
-    yield from _table("devices", "arm", "seconds", "accuracy [95 %]", "samples", "fast waits")
-    for (shape, arm, seconds), own in sorted(found.items()):
+        found[row["shape"], row["arm"], row["rate"], row["seconds"]].append(row)
+    yield from _table(
+        "devices", "arm", "rate", "seconds", "accuracy [95 %]", "samples", "fast waits"
+    )
+    for (shape, arm, rate, seconds), own in sorted(found.items()):
         accuracy = spread(interval([row["accuracy"] for row in own]), 100, 1)
         waits = [row["fast_waiting_share"] for row in own if "fast_waiting_share" in row]
         waiting = f"{100 * fmean(waits):.1f} %" if waits else ""
         samples = f"{fmean(row['samples'] for row in own):,.0f}"
-        yield _line(shape or "fast alone", f"`{arm}`", f"{seconds:g}", accuracy, samples, waiting)
+        named = shape or "fast alone", f"`{arm}`", f"{rate:g}", f"{seconds:g}"
+        yield _line(*named, accuracy, samples, waiting)
 
 
 def near_lines(rows: Rows, scale: Scale) -> Lines:
@@ -303,41 +310,104 @@ def slow_link_lines(rows: Sequence[Row]) -> Lines:
 # --- throughput
 
 
-def throughput_lines(rows: Sequence[Row]) -> Lines:
-    """Yield the samples per second as shares of the ceiling of the same block."""
+def throughput_shares(rows: Sequence[Row]) -> dict[tuple[str, str, bool], dict[int, float]]:
+    """Return the samples per second, relative to the plain loop of the same block.
+
+    The keys are devices, arm, and whether the slow core repeats its work. The plain loop next to a
+    computing core has no devices.
+    """
     done = [row for row in counting(rows).values() if "samples_per_second" in row]
-    if not done:
-        return
     alone = {
         row["block"]: row["samples_per_second"]
         for row in done
         if row["arm"] == "fast-32" and not row["neighbor"]
     }
-    shares: dict[tuple[str, str, bool], list[float]] = defaultdict(list)
+    found: dict[tuple[str, str, bool], dict[int, float]] = defaultdict(dict)
     for row in done:
-        if row["block"] in alone and row["shape"]:
-            ceiling = alone[row["block"]] * (1 + 1 / SHAPES[row["shape"]].gap)
-            shares[row["shape"], row["arm"], row.get("repeat", False)].append(
-                row["samples_per_second"] / ceiling
-            )
+        if row["block"] in alone and (row["shape"] or row["neighbor"]):
+            key = row["shape"], row["arm"], row.get("repeat", False)
+            found[key][row["block"]] = row["samples_per_second"] / alone[row["block"]]
+    return found
+
+
+def throughput_lines(rows: Sequence[Row]) -> Lines:
+    """Yield the samples per second as shares of two ceilings."""
+    shares = throughput_shares(rows)
+    kept = median(found.values()) if (found := shares.pop(("", "fast-32", False), {})) else math.nan
     if shares:
         yield from _table(
-            "devices", "arm", "slow device", "of the ceiling, median [range]", "blocks"
+            *("devices", "arm", "slow device", "of the ceiling, median [range]"),
+            *("of the ceiling next to a computing core, median", "blocks"),
         )
-    for (shape, arm, repeat), own in sorted(shares.items()):
+    for (shape, arm, repeat), by_block in sorted(shares.items()):
+        own = [share / (1 + 1 / SHAPES[shape].gap) for share in by_block.values()]
         said = f"{median(own):.3f} [{min(own):.3f}, {max(own):.3f}]"
         way = "repeats its work" if repeat else "waits"
-        yield _line(shape, f"`{arm}`", way, said, str(len(own)))
-    beside = [
-        row["samples_per_second"] / alone[row["block"]]
-        for row in done
-        if row["neighbor"] and row["block"] in alone
-    ]
-    if beside:
-        share = median(beside)
+        yield _line(shape, f"`{arm}`", way, said, f"{median(own) / kept:.2f}", str(len(own)))
+    if not math.isnan(kept):
         if shares:
             yield ""
-        yield f"The fast core next to a computing core keeps {share:.3f} of its samples per second."
+        yield f"The fast core next to a computing core keeps {kept:.3f} of its samples per second."
+
+
+# --- the wall clock
+
+
+def clock_ratios(rows: Rows, arm: str, shape: str) -> list[float]:
+    """Return the logarithm of wall-clock over counted samples per second, for each block.
+
+    Both are relative to the plain loop with batches of 32 on the same clock.
+    """
+    done = counting(rows["confirmation"]).values()
+    own = [row for row in done if (row["arm"], row["shape"]) == (arm, shape)]
+    longest = max((row["seconds"] for row in own), default=0.0)
+    counted = [row["samples"] / row["training_seconds"] for row in own if row["seconds"] == longest]
+    if not counted:
+        return []
+    alone = 32 / (STEP_SECONDS[0] + 32 * STEP_SECONDS[1])
+    wall = throughput_shares(rows["throughput"]).get((shape, arm, True), {})
+    return [math.log(share * alone / fmean(counted)) for share in wall.values()]
+
+
+def converted(counted: Speedup, ratios: Sequence[float]) -> str:
+    """Write a counted speed-up times these ratios, with its marks."""
+    return sooner(replace(counted, factor=total(counted.logs, ratios).times))
+
+
+def wall_lines(rows: Rows, scale: Scale) -> Lines:
+    """Yield what the counted speed-ups are at the samples per second of the wall clock."""
+    done, alone = list(counting(rows["confirmation"]).values()), fast_alone(rows, scale)
+    lines = []
+    for shape in GAPS:
+        ours, ddp = (clock_ratios(rows, arm, shape) for arm in ("per-sample", "ddp"))
+        over_fast = alone and compared(done, "per-sample", shape, alone[0], "")
+        over_ddp = compared(done, "per-sample", shape, "ddp", shape)
+        if not (over_fast and over_ddp and len(ours) > 1 and len(ddp) == len(ours)):
+            continue
+        to_ddp = [mine - theirs for mine, theirs in zip(ours, ddp, strict=True)]
+        lines.append(
+            _line(
+                f"{SHAPES[shape].gap:g}",
+                *(f"{math.exp(fmean(ratios)):.3f}" for ratios in (ours, ddp)),
+                converted(over_fast[0], ours),
+                sooner(over_fast[0]),
+                converted(over_ddp[0], to_ddp),
+            )
+        )
+    if not lines:
+        return
+    yield "The second and third columns are samples per second in `throughput` (where the slow"
+    yield "core repeats its work) over those in `confirmation`, each relative to the plain loop"
+    yield "with batches of 32. `throughput` has no plain loop with batches of 16, the tuned"
+    yield "fast device: (a) is at its lower end if such batches cost that loop nothing on the"
+    yield "wall clock, and at its upper end if they cost it as much as `per-sample`. No rule"
+    yield "asked for this table."
+    yield ""
+    yield from _table(
+        *("gap", "`per-sample`, wall over counted", "DDP, wall over counted"),
+        *("(a), lower end [95 %]", "(a), upper end [95 %]", "times sooner than DDP [95 %]"),
+    )
+    yield from lines
 
 
 def rows_lines(rows: Rows) -> Lines:

@@ -15,7 +15,7 @@ import torch
 from benchmarks.study import __main__ as study_command
 from benchmarks.study import counted, loop, report, runs, stages
 from benchmarks.study.arms import FAST_CORE, SHAPES, SLOW_CORE
-from benchmarks.study.estimator import Curve, Target, interval, speedup
+from benchmarks.study.estimator import Curve, Target, interval, speedup, total
 from benchmarks.study.runs import Run, Store, is_due
 from benchmarks.study.tasks import Places
 from flower_blsgd import train
@@ -52,6 +52,11 @@ def test_interval_is_students() -> None:
     found = interval([1.0, 2.0, 3.0])
     assert (found.mean, found.low) == pytest.approx((2.0, 2 - 4.302653 / math.sqrt(3)))
     assert math.isnan(interval([1.0]).low)
+
+
+def test_a_sum_of_two_means_has_the_interval_of_welch() -> None:
+    found = total([1, 3], [2, 4])  # variances of the means 1 and 1, so 2 degrees of freedom
+    assert (found.mean, found.high - 5) == (5, pytest.approx(4.3027 * math.sqrt(2), rel=1e-4))
 
 
 # --- rows
@@ -147,6 +152,30 @@ def test_the_report_finds_how_much_sooner_an_arm_is() -> None:
     page = report.page(rows, stages.FULL)
     assert "| gap-4 | `per-sample` | `load` | 12 | 2.00 [2.00, 2.00] |" in page
     assert "| 2 | (a) tuned fast device | 1.20 [1.20, 1.20] |" in page
+
+
+def test_speed_ups_are_converted_to_the_wall_clock() -> None:
+    rows: dict[str, list[Any]] = {stage: [] for stage in stages.WITH_ROWS}
+    taken("screening", rows, lambda run: 0.5)
+    taken("confirmation", rows, lambda run: 0.0)
+    counted = 32 / (0.00023 + 32 * 0.00122)  # samples per second of the plain loop
+    for row in rows["confirmation"]:
+        faster = 1.2 if row["arm"] == "per-sample" else 1.0
+        row |= {"training_seconds": row["seconds"], "samples": 1.4 * counted * row["seconds"]}
+        row["accuracy"] = math.log(faster * row["seconds"]) / 10
+    measured = {"fast-32": 1000.0, "per-sample": 1260.0, "ddp": 840.0}  # 0.9 and 0.6 of 1.4 times
+    rows["throughput"] = [
+        {
+            **{"key": f"{arm} {block}", "arm": arm, "shape": "gap-2" if arm != "fast-32" else ""},
+            **{"block": block, "neighbor": False, "repeat": True, "commit": "a"},
+            "samples_per_second": speed,
+        }
+        for block in range(2)
+        for arm, speed in measured.items()
+    ]
+    ends = "1.08 [1.08, 1.08] | 1.20 [1.20, 1.20]"
+    line = f"| 2 | 0.900 | 0.600 | {ends} | 1.80 [1.80, 1.80] |"
+    assert line in list(report.wall_lines(rows, stages.FULL))
 
 
 def test_a_speed_up_that_no_budget_was_short_enough_for_is_a_lower_bound() -> None:
