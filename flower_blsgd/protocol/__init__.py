@@ -36,6 +36,7 @@ from .training import (
     COUNTERS,
     MOMENTUM_POLICIES,
     SLOTS,
+    Average,
     MomentumPolicy,
     TrainOrder,
     TrainReport,

@@ -34,6 +34,16 @@ from .records import (
 MomentumPolicy = Literal["keep", "reset", "average"]
 MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 
+Average = Literal["models", "gradients"]
+"""What the server averages."""
+
+Brings = Literal["model", "gradient", "skip", "nothing"]
+"""Arrays of an order: a model to load, the averaged gradient of the last order, or that of a step
+that all skip because a gradient overflowed; the worker keeps its model in the other cases.
+"""
+
+Returns = Literal["model", "gradient", "nothing"]
+
 _INDEX_DTYPE = np.dtype("<i4")
 _LOSS_DTYPE = np.dtype("<f4")
 _INDICES, _WEIGHTS = "indices", "sample-weights"
@@ -57,7 +67,7 @@ class TrainOrder:
     round, epoch : int
         Both counted from 1.
     local_steps : int
-        tau_i, >= 1.
+        tau_i, >= 1; 0 for an order that only ends a series of averaged gradients.
     batch_size : int
         b_i, >= 1.
     learning_rate : float
@@ -83,11 +93,17 @@ class TrainOrder:
     stream_start, stream_stride : int (default: 0)
         Where the indices begin in the `permutation_stream` of the run, and by how much later those
         of the next round begin; a stride of 0 if the indices do not come from this stream.
+    brings : {"model", "gradient", "skip", "nothing"} (default: "model")
+        Content of `arrays`. An averaged gradient has the names and shapes of the model, with
+        gradients in place of parameters; the worker takes its optimizer step with it first.
+    returns : {"model", "gradient", "nothing"} (default: "model")
+        Content of the reply's arrays. For ``"gradient"``, the worker computes that of one batch,
+        and takes no step.
     """
 
     round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})
     epoch: int = field(metadata={"limits": 0})
-    local_steps: int = field(metadata={"limits": 1})
+    local_steps: int = field(metadata={"limits": 0})
     batch_size: int = field(metadata={"limits": 1})
     # Flower's own clients read this key.
     learning_rate: float = field(metadata={"key": "lr", "limits": 0})
@@ -101,6 +117,8 @@ class TrainOrder:
     progress: float = field(default=0.0, metadata={"limits": 0})
     stream_start: int = field(default=0, metadata={"limits": 0})
     stream_stride: int = field(default=0, metadata={"limits": 0})
+    brings: Brings = field(default="model", metadata={"optional": True})
+    returns: Returns = field(default="model", metadata={"optional": True})
 
     @classmethod
     def to_measure(

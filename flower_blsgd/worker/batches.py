@@ -194,7 +194,7 @@ class BatchSource:
 
         Processes begin to read with this call. Batch k has the seed ``seed + k * seed_step``.
         """
-        parts = torch.split(indices, size)
+        parts = torch.split(indices, size) if len(indices) else ()
         seeds = (seed + number * seed_step for number in range(len(parts)))
         if self._parts is not None or not self._loader_workers:
             return (self.batch(*wanted) for wanted in zip(parts, seeds, strict=True))

@@ -8,16 +8,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from ..devices.machine import format_bytes
 from ..errors import UsageError, is_out_of_memory
-from ..protocol import TrainOrder, TrainReport
+from ..flower.array_records import view_record
+from ..protocol import GRAD_SCALER, ProtocolError, TrainOrder, TrainReport
 from .batches import BatchSource, Collate, Samples, free_bytes_on
 from .local_step import LocalStep
 from .losses import cross_entropy
-from .model_io import FrozenTensors, check_model, load_state, sent_tensors, state_record
+from .model_io import (
+    FrozenTensors,
+    check_model,
+    gradient_record,
+    load_gradients,
+    load_state,
+    sent_tensors,
+    state_record,
+)
 from .optimizer import (
     MakeOptimizer,
     OptimizerState,
@@ -194,6 +203,7 @@ class LocalSGD:
         )
         self._state = OptimizerState(self.model, own, fused, self._step.scaler)
         self._frozen = FrozenTensors(self.model)
+        self._kept_round = -1
         self.forget_momentum()  # a fused optimizer begins with zeros
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
@@ -260,11 +270,7 @@ class LocalSGD:
     def _train(
         self, order: TrainOrder, state: RecordDict | None, batches: Iterator[Any]
     ) -> TrainReport:
-        load_state(self.model, order.arrays)
-        self._frozen.begin(order.arrays)
-        self._phase = "loading the optimizer's state"
-        self._state.begin(order.momentum_policy, order.momentum, state)
-        set_learning_rate(self._step.optimizer, order.learning_rate / self._peak_learning_rate)
+        self._begin(order, state)
         self.model.train()
         self._step.skipped = 0
         self._phase = _STEPS
@@ -272,9 +278,8 @@ class LocalSGD:
             losses, times = self._do_steps(order, batches)
             self._frozen.check(order.round)
             self._phase = "sending the model"
-            self._step.optimizer.zero_grad()  # the copies need their memory
-            momentum, is_zeroed = self._state.end(order.momentum_policy, state)
-            arrays = state_record(self.model, like=order.arrays)
+            arrays, momentum, is_zeroed = self._end(order, state)
+            self._kept_round = order.round
         except BaseException:
             self._state.zero()
             raise
@@ -290,6 +295,36 @@ class LocalSGD:
             learning_rate=order.learning_rate,
         )
 
+    def _begin(self, order: TrainOrder, state: RecordDict | None) -> None:
+        """Load what the order brings: a model, or an averaged gradient for the model kept here."""
+        kept, self._kept_round = self._kept_round, -1
+        if order.brings == "model":
+            load_state(self.model, order.arrays)
+            self._frozen.begin(order.arrays)
+            self._phase = "loading the optimizer's state"
+            self._state.begin(order.momentum_policy, order.momentum, state)
+        elif kept != order.round - (order.brings != "nothing"):
+            raise ProtocolError(f"this worker has not kept the model before round {order.round}")
+        elif order.brings != "nothing":
+            load_gradients(self.model, order.arrays)
+            if order.brings == "skip":
+                self._step.optimizer.zero_grad()
+
+    def _end(
+        self, order: TrainOrder, state: RecordDict | None
+    ) -> tuple[ArrayRecord, ArrayRecord | None, bool]:
+        """Return what the order asks for, and `OptimizerState.end`."""
+        if order.returns == "gradient":
+            return gradient_record(self.model, order.arrays), None, False
+        self._step.optimizer.zero_grad()  # the copies need their memory
+        momentum, is_zeroed = self._state.end(order.momentum_policy, state)
+        if order.returns == "nothing":
+            return ArrayRecord(), None, is_zeroed
+        if momentum is not None and self._step.scaler is not None and order.brings != "model":
+            scale = {GRAD_SCALER: self._step.scaler.state}
+            momentum[GRAD_SCALER] = view_record(scale)[GRAD_SCALER]
+        return state_record(self.model, like=order.arrays), momentum, is_zeroed
+
     def _do_steps(
         self, order: TrainOrder, batches: Iterator[Any]
     ) -> tuple[Tensor, tuple[float, float, float]]:
@@ -303,11 +338,13 @@ class LocalSGD:
             self._step.compile_for(size, lambda: self._batch_of(order.indices[:size]))
             self._step.seed(order.seed)
             clock = StepClock(self.device, self._slowdown)
+            if order.brings == "gradient":
+                self._step.update()  # at the rate of the last order
+            set_learning_rate(self._step.optimizer, order.learning_rate / self._peak_learning_rate)
+            step = self._step.gradient if order.returns == "gradient" else self._step.run
             for batch in batches:
                 rows = slice(completed * size, (completed + 1) * size)
-                losses[rows] = self._step.run(
-                    batch, size, None if weights is None else weights[rows]
-                )
+                losses[rows] = step(batch, size, None if weights is None else weights[rows])
                 completed += 1
                 if clock.is_over(order.deadline_seconds):
                     break

@@ -89,6 +89,21 @@ class LocalStep:
     ) -> Tensor:
         """Run one step on a batch of `size` samples: augment, forward, loss, backward, optimizer.
 
+        Returns the losses of `gradient`.
+        """
+        losses = self.gradient(batch, size, weights, micro_batch_size)
+        self.update()
+        return losses
+
+    def gradient(
+        self,
+        batch: Any,
+        size: int,
+        weights: Tensor | None = None,
+        micro_batch_size: int | None = None,
+    ) -> Tensor:
+        """Compute the gradient of a batch, which is finite in float16; return its losses.
+
         The gradient is that of the mean of the weighted losses. It is not divided by the sum of the
         weights, because the weights stand for samples that were left out. The returned losses are
         unweighted, before the step, of shape (batch_size,). If the loss returns the model's
@@ -100,7 +115,7 @@ class LocalStep:
             batch = map_tensors(batch, channels_last_images)
         for _ in range(MOST_SKIPS):
             losses = self._backward(batch, size, weights, micro_batch_size)
-            if self._update():
+            if self.scaler is None or self.scaler.unscale(self.optimizer):
                 return losses
             self.skipped += 1
         raise ValueError(
@@ -134,16 +149,11 @@ class LocalStep:
             loss = self.scaler.scaled(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def _update(self) -> bool:
-        """Clip the gradient and run the optimizer; return False if it was skipped."""
-        if self.scaler is not None:
-            self.scaler.unscale(self.optimizer)
+    def update(self) -> None:
+        """Clip the gradient and run the optimizer."""
         if self._clip_norm > 0:
             nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
-        if self.scaler is not None:
-            return self.scaler.step()
         self.optimizer.step()
-        return True
 
     def _losses(self, batch: Any, size: int) -> Tensor:
         with autocast(self.precision, self._device):

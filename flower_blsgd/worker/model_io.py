@@ -135,7 +135,10 @@ def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
     Returns when the record's memory may be reused. UsageError names the first difference in names
     or shapes.
     """
-    own = _named_in(model, arrays)
+    _load(_named_in(model, arrays), arrays)
+
+
+def _load(own: Mapping[str, Tensor], arrays: ArrayRecord) -> None:
     _check_shapes(arrays, own)
     flat = flat_of(arrays) if moves_in_pieces(own) else None
     with torch.no_grad():
@@ -152,7 +155,10 @@ def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayReco
     Tensors of 16 bits become float32. With `like`, the record has the same tensors as this one, and
     a buffer of the same kind, see `flat_like`. UsageError if training has changed a shape.
     """
-    own = sent_tensors(model) if like is None else _named_in(model, like)
+    return _record(sent_tensors(model) if like is None else _named_in(model, like), like)
+
+
+def _record(own: Mapping[str, Tensor], like: ArrayRecord | None) -> ArrayRecord:
     layout = Layout.of((n, _dtype_sent(tensor), tuple(tensor.shape)) for n, tensor in own.items())
     if like is not None and ((flat := flat_of(like)) is None or flat.layout != layout):
         _check_shapes(like, own)
@@ -166,6 +172,44 @@ def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayReco
             targets = [torch.from_numpy(array.numpy()) for array in record.values()]
             torch._foreach_copy_(targets, list(own.values()))
     return record
+
+
+def load_gradients(model: nn.Module, arrays: ArrayRecord) -> None:
+    """Overwrite the gradients of a model with those in a record, and its buffers; see `load_state`.
+
+    A parameter without a gradient keeps none if that in the record is zero: no worker used it.
+    """
+    own = _gradients_in(model, arrays)
+    _load({name: tensor for name, (tensor, _) in own.items()}, arrays)
+    for name, (gradient, parameter) in own.items():
+        if parameter is not None and elements_of(arrays[name]).any():
+            parameter.grad = gradient
+
+
+def gradient_record(model: nn.Module, like: ArrayRecord) -> ArrayRecord:
+    """Return a copy of a model's gradients, and of its buffers, as `state_record` of its tensors.
+
+    The gradient of a parameter without one is zero.
+    """
+    return _record({n: tensor for n, (tensor, _) in _gradients_in(model, like).items()}, like)
+
+
+def _gradients_in(
+    model: nn.Module, record: ArrayRecord
+) -> dict[str, tuple[Tensor, nn.Parameter | None]]:
+    """Return the gradients and buffers that a record has; with the parameter of a new gradient."""
+    every = model.state_dict(keep_vars=True)
+    found: dict[str, tuple[Tensor, nn.Parameter | None]] = {}
+    for name, tensor in _named_in(model, record).items():
+        parameter = every[name]
+        if not isinstance(parameter, nn.Parameter) or not parameter.requires_grad:
+            found[name] = tensor, None
+        elif parameter.grad is None:
+            found[name] = torch.zeros_like(tensor), parameter
+        else:
+            parameter.grad = parameter.grad.to_dense()
+            found[name] = parameter.grad, None
+    return found
 
 
 def moves_in_pieces(state: Mapping[str, Tensor]) -> bool:

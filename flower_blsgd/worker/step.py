@@ -130,34 +130,30 @@ class LossScaler:
         scaled: Tensor = self._scaler.scale(loss)
         return scaled
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by the scale."""
-        self._observed = _ObservedOptimizer(optimizer)
-        self._scaler.unscale_(self._observed)  # type: ignore[arg-type]
+    def unscale(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Divide the gradients by the scale; return False and halve the scale if they overflowed.
 
-    def step(self) -> bool:
-        """Run a step of the unscaled optimizer; skip it and return False after an overflow.
-
-        Then the scale is halved. This waits for the device once, to read whether they overflowed.
+        This waits for the device once, to read whether they did.
         """
-        self._scaler.step(self._observed)  # type: ignore[arg-type]
+        observed = _Gradients(optimizer)
+        self._scaler.unscale_(observed)  # type: ignore[arg-type]
+        self._scaler.step(observed)  # type: ignore[arg-type]
         self._scaler.update()
-        return self._observed.stepped
+        return observed.are_finite
 
 
-class _ObservedOptimizer:
-    """The part of an optimizer that GradScaler uses, and whether GradScaler has run its step.
+class _Gradients:
+    """The part of an optimizer that GradScaler uses; it calls `step` if no gradient overflowed.
 
     For a fused optimizer, GradScaler would leave this decision to the kernel and not reveal it.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer, self.param_groups = optimizer, optimizer.param_groups
-        self.stepped = False
+        self.param_groups = optimizer.param_groups
+        self.are_finite = False
 
     def step(self) -> None:
-        self._optimizer.step()
-        self.stepped = True
+        self.are_finite = True
 
 
 def autocast(
