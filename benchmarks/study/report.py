@@ -459,7 +459,10 @@ def draw(rows: Rows, scale: Scale, path: Path) -> bool:
     axes.errorbar(x, y, (low, high), fmt="o", capsize=4, label="runs, per-sample weights")
     axes.set(xlabel="how many times slower the slow device is")
     axes.set(ylabel="times sooner at the same accuracy")
-    axes.set_title("A fast and a slow device, against the tuned fast one alone, counted clock", fontsize="medium")
+    axes.set_title(
+        "A fast and a slow device, against the tuned fast one alone, counted clock",
+        fontsize="medium",
+    )
     axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=150)
