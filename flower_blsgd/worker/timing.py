@@ -50,9 +50,8 @@ class StepClock:
 def throttle(start: float, slowdown: float) -> None:
     """Emulate a slower device: wait until work begun at `start` took `slowdown` times as long.
 
-    The core stays busy while waiting. Sleeping instead made the next steps 13 to 54 % longer
-    (measured with ResNet8), which the slowdown then multiplied. If other processes need the core,
-    the wait sleeps.
+    The core stays busy while waiting. Sleeping instead made the next steps longer, which the
+    slowdown then multiplied. If other processes need the core, the wait sleeps.
     """
     until, times_shared = start + slowdown * (time.perf_counter() - start), 0
     while (began := time.perf_counter()) < until:
