@@ -90,8 +90,8 @@ NEGLIGIBLE = 0.01
 """A worker with a smaller weight, or a smaller gain, contributes too little to matter."""
 
 _OF_GAIN = 0.35
-"""Share of the largest possible gain that training reached: a third with a slow device of half the
-speed, two fifths with one of a quarter (confirmation in ``benchmarks/study/RESULTS2.md``).
+"""Share of the largest possible gain that training reached on a counted clock: a third at half the
+speed of the fast device, two fifths at a quarter (``benchmarks/study/RESULTS2.md``).
 """
 
 
