@@ -173,7 +173,11 @@ def _train_rounds(
         recorder.add_round(end.record, end.measures_speeds)
         if end.error:
             continue  # and the loop raises it
-        checkpoints.after_round(end.round, end.arrays)
+        checkpoints.after_round(end.round, end.arrays, end.idle)
+        if not end.idle:  # the workers wait when a late result is taken
+            if evaluation.has_late_result():
+                strategy.pause()
+            continue
         over = bool(end.over) or add_late_result(is_last=False)
         if end.epoch_ended or over:
             over = end_epoch(EpochEnd(end.epoch, end.round, end.arrays), over)

@@ -157,6 +157,10 @@ class RunEvaluation:
             return end
         return self._evaluated(end)
 
+    def has_late_result(self) -> bool:
+        """Return whether `late_result` has something to do."""
+        return self._on_workers.has_ended()
+
     def late_result(self, is_last: bool) -> EpochEnd | None:
         """Return the result of an async evaluation that has ended, or None.
 

@@ -26,6 +26,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from flower_blsgd.engines.features import GridFeatures
+from flower_blsgd.engines.mailbox import Mailbox, MailboxGrid
 from flower_blsgd.flower.app_call import OUT_OF_MEMORY, error_of
 from flower_blsgd.flower.internals import (
     CRASHED,
@@ -208,6 +209,39 @@ class FastGrid(InProcessGrid):
     @property
     def connected_nodes(self) -> set[int]:
         return set(self.get_node_ids())
+
+
+class MailGrid(InProcessGrid, MailboxGrid):
+    """A grid that sends without waiting, as the local grid and streams do.
+
+    The replies arrive at once.
+    """
+
+    def __init__(self, handlers: Mapping[int, Handler]) -> None:
+        InProcessGrid.__init__(self, handlers)
+        MailboxGrid.__init__(self, Mailbox())
+
+    def close(self) -> None:
+        pass
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            ids.append(give_message_id(message))
+            self._mailbox.expect(ids[-1])
+            self.sent.append(message)
+            reply = self._answer(message)
+            if reply is not None:
+                self._mailbox.receive(over_the_wire(reply))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return MailboxGrid.pull_messages(self, message_ids)
+
+    @property
+    def waiting(self) -> int:
+        """Number of replies that nobody has taken."""
+        return len(self._mailbox._replies)
 
 
 def over_the_wire(message: Message) -> Message:

@@ -67,7 +67,7 @@ class Seen:
             add_epoch=self._add,
         )
         checkpoints: Any = SimpleNamespace(
-            after_round=lambda server_round, arrays: self.calls.append(
+            after_round=lambda server_round, arrays, idle: self.calls.append(
                 ("checkpoint", server_round)
             ),
             save=lambda end: self.calls.append(("save", end.epoch)),

@@ -27,8 +27,9 @@ class Checkpoints:
     """Writes checkpoints during training.
 
     A checkpoint is written at the end of every epoch and, between rounds, every
-    ``checkpoint-minutes``. On Ctrl-C, SIGTERM or SIGHUP the round ends first and its state is
-    written; an evaluation is abandoned, and the state before it stays. When a round fails, the
+    ``checkpoint-minutes``, when the workers wait: a round under way ends idle then. On Ctrl-C,
+    SIGTERM or SIGHUP this round ends first and its state is written; an evaluation is abandoned,
+    and the state before it stays. When a round fails, the
     state before it is written without momentum, unless it was written already. An error that ends
     the run gets a note with the command that resumes it. With ``keep-checkpoints = 0`` nothing of
     this happens.
@@ -74,15 +75,19 @@ class Checkpoints:
                     error.add_note("this run cannot be resumed: keep-checkpoints = 0")
                 raise
 
-    def after_round(self, server_round: int, arrays: ArrayRecord) -> None:
-        """Write a checkpoint if one is due, and end the run after a signal."""
+    def after_round(self, server_round: int, arrays: ArrayRecord, idle: bool) -> None:
+        """Write a checkpoint if one is due, and end the run after a signal, once workers wait."""
         self._last = server_round, arrays
         self._before_evaluation = None
+        is_due = time.monotonic() >= self._due and not self._strategy.planner.epoch_ended
+        if not (self._signal or (is_due and self._config.keep_checkpoints)):
+            return
+        if not idle:
+            self._strategy.pause()
+            return
+        self._save()
         if self._signal:
-            self._save()
             self._end(self._signal)
-        if time.monotonic() >= self._due and not self._strategy.planner.epoch_ended:
-            self._save()
 
     def save(self, end: EpochEnd) -> None:
         """Write a checkpoint after the result of a model, and the model if it is the best."""
@@ -159,6 +164,7 @@ class Checkpoints:
             self._recorder.at_once = True
             self._end(number)
         self._signal = number
+        self._strategy.pause()
         action = (
             "abandoning the evaluation"
             if self._evaluating

@@ -26,7 +26,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._lock = threading.Condition()
         self._expected: set[str] = set()
-        self._replies: dict[str, Message] = {}
+        self._replies: dict[str, tuple[float, Message]] = {}
         self._late: dict[str, int] = {}
 
     def expect(self, message_id: str) -> None:
@@ -41,7 +41,7 @@ class Mailbox:
             self._late.pop(message_id, None)
             if message_id in self._expected:
                 self._expected.discard(message_id)
-                self._replies[message_id] = reply
+                self._replies[message_id] = time.perf_counter(), reply
                 self._lock.notify_all()
 
     def expects(self, message_id: str) -> bool:
@@ -49,10 +49,11 @@ class Mailbox:
         with self._lock:
             return message_id in self._expected
 
-    def wait(self, message_ids: Sequence[str], timeout: float | None) -> None:
+    def wait(self, message_ids: Sequence[str], timeout: float | None) -> float:
         """Wait until all these replies have arrived, at most `timeout` seconds.
 
-        Time during which the machine was suspended does not count.
+        Time during which the machine was suspended does not count. Returns the time of
+        `time.perf_counter` at which the last one arrived, or now if one is missing.
         """
         left = math.inf if timeout is None else timeout
         with self._lock:
@@ -61,6 +62,8 @@ class Mailbox:
                 most = min(left, _SLICE_SECONDS)
                 notified = self._lock.wait(most)
                 left -= min(time.monotonic() - begun, most) if notified else most
+            arrived = [self._replies[i][0] for i in message_ids if i in self._replies]
+        return max(arrived) if 0 < len(arrived) == len(message_ids) else time.perf_counter()
 
     def forget(self, message_ids: Sequence[str]) -> None:
         """Drop these replies, whether they have arrived or arrive later."""
@@ -94,7 +97,7 @@ class Mailbox:
     def take(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that have arrived, each once."""
         with self._lock:
-            return [self._replies.pop(i) for i in message_ids if i in self._replies]
+            return [self._replies.pop(i)[1] for i in message_ids if i in self._replies]
 
 
 class MailboxGrid(Grid, GridFeatures):
@@ -140,12 +143,30 @@ class MailboxGrid(Grid, GridFeatures):
 
         Replies that arrive later are dropped.
         """
+        return self.receive(self.send(messages), timeout)[0]
+
+    def send(self, messages: Iterable[Message]) -> Mapping[str, int]:
+        """Push messages, and return the node of each, by message id."""
         messages = list(messages)
         nodes = [message.metadata.dst_node_id for message in messages]
-        ids = list(self.push_messages(messages))
-        self._mailbox.wait(ids, timeout)
-        self.give_up(dict(zip(ids, nodes, strict=True)))
-        return self._mailbox.take(ids)
+        return dict(zip(self.push_messages(messages), nodes, strict=True))
+
+    def receive(
+        self, node_of: Mapping[str, int], timeout: float | None = None
+    ) -> tuple[list[Message], float]:
+        """Wait for the replies to sent messages, at most `timeout` seconds.
+
+        Returns the replies, and for how many seconds all of them had been there before this call.
+        Replies that arrive later are dropped.
+        """
+        ids, began = list(node_of), time.perf_counter()
+        arrived_at = self._mailbox.wait(ids, timeout)
+        self.give_up(node_of)
+        return self._mailbox.take(ids), max(0.0, began - arrived_at)
+
+    def forget(self, node_of: Mapping[str, int]) -> None:
+        """Drop the replies to sent messages, also those that arrive later."""
+        self._mailbox.forget(list(node_of))
 
     def give_up(self, node_of: Mapping[str, int]) -> None:
         """Stop waiting for the replies to these messages, and stop late workers if the grid can."""

@@ -36,8 +36,8 @@ _PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own stra
 class RunRecorder:
     """Records one run, from its first round to its summary.
 
-    The history is in `history`. Each round and each epoch goes to all sinks as soon as it ends. The
-    workers wait for that, about a third of a millisecond per round. `began_at` is the start of the
+    The history is in `history`. Each round and each epoch goes to all sinks as soon as it ends.
+    Within an epoch, the workers compute the next round meanwhile. `began_at` is the start of the
     set-up, on the clock of `time.monotonic`.
 
     `summary` is the content of ``summary.json``, empty until the run ends. With `at_once`, an

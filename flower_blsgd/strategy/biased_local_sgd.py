@@ -278,7 +278,6 @@ class BiasedLocalSGD(TrainingLoop):
             self.registry.assign_tiers()
             if self._dead_band:
                 self.registry.follow_speeds(*self._dead_band)
-        self.record = None
         round = self.round = self.planner.next_round(server_round, active, arrays)
         round.planning_seconds = time.perf_counter() - began
         slow = [worker for worker in active if not worker.fast]
@@ -311,6 +310,7 @@ class BiasedLocalSGD(TrainingLoop):
         self.planner.record(outcomes, view_record(momentum) if momentum else None)
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
         self._learn_patience(round, outcomes)
+        round.end()
         self.record = round_record(round, outcomes, weights)
         self.count_seconds(self.record)
         self.connector.note_round(round, outcomes)

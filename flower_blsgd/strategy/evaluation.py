@@ -176,24 +176,33 @@ class WorkerEvaluation:
         self._send()
         return True
 
+    def has_ended(self) -> bool:
+        """Return whether the evaluation of a model has ended, so that `take` returns it."""
+        if not self.unevaluated:
+            return False
+        self._send()  # a model of a checkpoint
+        missing = [i for *_, i in self._sent if i and i not in self._replies]
+        for reply in self.grid.pull_messages(missing):
+            self._replies[reply.metadata.reply_to_message_id] = reply
+        left = self._unanswered
+        is_late = time.monotonic() - self._sent_at > self._seconds
+        return not left or is_late or not all(i and worker.present for i, worker in left.items())
+
+    @property
+    def _unanswered(self) -> dict[str, Worker]:
+        return {i: worker for worker, _, i in self._sent if i not in self._replies}
+
     def take(self) -> EpochEnd | None:
         """Return the model whose evaluation has ended, or None.
 
         It has no metrics if a worker failed. It stays in `unevaluated` until `finish`.
         """
-        if not self.unevaluated:
+        if not self.has_ended():
             return None
-        self._send()  # a model of a checkpoint
         end = self.unevaluated[0]
         if not self._sent:
             return end
-        missing = [i for *_, i in self._sent if i and i not in self._replies]
-        for reply in self.grid.pull_messages(missing):
-            self._replies[reply.metadata.reply_to_message_id] = reply
-        left = {i: worker for worker, _, i in self._sent if i not in self._replies}
-        is_late = time.monotonic() - self._sent_at > self._seconds
-        if left and not is_late and all(i and worker.present for i, worker in left.items()):
-            return None
+        left = self._unanswered
         # The local grid stops processes that hang.
         features_of(self.grid).give_up({i: worker.node_id for i, worker in left.items()})
         reports = []

@@ -108,6 +108,11 @@ class Planner:
         """Return whether the next round begins an epoch: the last one ended or lost its workers."""
         return self.epoch_ended or not any(worker in active for worker in self.workers)
 
+    @property
+    def rest_is_due(self) -> bool:
+        """Whether the rest of the epoch is planned again before its next round."""
+        return self.measured is not None or self.progress.rounds_done == self.plan.lists_end
+
     def next_round(self, server_round: int, active: Sequence[Worker], arrays: ArrayRecord) -> Round:
         """Return the next round, with an order for each worker that trains.
 
@@ -119,7 +124,7 @@ class Planner:
             self.check(active)
         if self.plan_is_due(active):
             self._plan(server_round, active)
-        elif self.measured is not None or self.progress.rounds_done == self.plan.lists_end:
+        elif self.rest_is_due:
             others = [worker for worker in active if worker not in self.training(active)]
             self._plan(server_round, [*self.workers, *others], is_rest=True)
         rate = self.settings.learning_rate.at(

@@ -64,9 +64,12 @@ class Round:
     """One training round, with one order per worker that trains, in worker order.
 
     `arrays` is the global model at the start, and `batch_size` the run's samples per step. `epoch`
-    and `round_in_epoch` are counted from 1. The workers waited `planning_seconds` for the plan.
+    and `round_in_epoch` are counted from 1. The workers waited `planning_seconds` for the orders.
     `sent_at` is the Unix time in seconds of the first message, and `reply_seconds` the time from
-    then to the last reply; 0 until `read`. `slow_reduce` sums the models, if slow workers do that.
+    then to the last reply; 0 until `read`. `seconds` is the time until `end`. Both are without
+    `unread_seconds`, in which the replies waited for the caller of the loop. `sent_on_clock` and
+    `ended_on_clock` are times of `time.perf_counter`. `slow_reduce` sums the models, if slow
+    workers do that.
     """
 
     orders: Orders
@@ -80,16 +83,19 @@ class Round:
     slow_reduce: SlowWorkerReduce | None = None
     sent_at: float = field(default=0.0, init=False)
     reply_seconds: float = field(default=0.0, init=False)
+    seconds: float = field(default=0.0, init=False)
+    unread_seconds: float = field(default=0.0, init=False)
+    sent_on_clock: float = field(default=0.0, init=False)
+    ended_on_clock: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.model_shape = ModelShape(self.arrays)
         self._sent: list[Metadata] = []
-        self._sent_on_clock = 0.0
 
-    @property
-    def seconds(self) -> float:
-        """Seconds since the first message."""
-        return time.perf_counter() - self._sent_on_clock
+    def end(self) -> None:
+        """End the clock of the round."""
+        self.ended_on_clock = time.perf_counter()
+        self.seconds = self.ended_on_clock - self.sent_on_clock - self.unread_seconds
 
     def messages(
         self,
@@ -120,7 +126,7 @@ class Round:
 
         messages = node_messages(contents, "train", to_host)
         self._sent = [message.metadata for message in messages]  # ids are set when they are sent
-        self.sent_at, self._sent_on_clock = time.time(), time.perf_counter()
+        self.sent_at, self.sent_on_clock = time.time(), time.perf_counter()
         return messages
 
     def read(self, replies: Iterable[Message]) -> list[Outcome]:
@@ -131,7 +137,7 @@ class Round:
         and replies to other messages, are dropped and recorded.
         """
         replies = list(replies)
-        self.reply_seconds = self.seconds
+        self.reply_seconds = time.perf_counter() - self.sent_on_clock - self.unread_seconds
         sent = {metadata.dst_node_id: metadata.message_id for metadata in self._sent}
         orders_of: dict[int, list[tuple[Worker, TrainOrder]]] = {}
         for worker, order in self.orders:

@@ -82,7 +82,8 @@ class RoundRecord:
     learning_rate : float
         Learning rate of the first worker that succeeded; nan if none did.
     planning_seconds : float
-        Seconds that the workers waited for the plan, before the first order.
+        Seconds that the workers waited before the first order: for the plan, or since the average
+        of the round before.
     round_seconds : float
         Time from the first order sent to the new global model.
     averaging_seconds : float

@@ -1,17 +1,20 @@
 """The training loop: rounds until a budget is used up."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 from flwr.serverapp.strategy import FedAvg, Result
 
+from ..engines.mailbox import MailboxGrid
 from .budget import Budget
 from .planner import Planner
+from .round import Round
 from .round_metrics import RoundRecord
+from .workers import WorkerRegistry
 
 _LOG = logging.getLogger("flwr")  # progress is shown at the level of Flower's own strategies
 
@@ -41,6 +44,8 @@ class RoundEnd:
         Whether the round measured unknown speeds, as the first rounds of scripts do.
     error : AggregationError, optional
         Raised when the loop continues, because too many rounds were lost; the model is unchanged.
+    idle : bool (default: True)
+        Whether the workers wait. Otherwise they compute the next round already.
     """
 
     round: int
@@ -52,6 +57,7 @@ class RoundEnd:
     over: str
     measures_speeds: bool = False
     error: AggregationError | None = None
+    idle: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,12 +89,21 @@ class EpochEnd:
 class TrainingLoop(FedAvg):
     """The two loops of `BiasedLocalSGD` over its hooks `configure_train` and `aggregate_train`.
 
-    `record` is that of the last round; None before its models are averaged.
+    `round` is the last one whose orders were made, and `record` that of the last one whose models
+    were averaged. `idle` tells whether the last round ended idle; True before the first one.
     """
 
     planner: Planner
+    registry: WorkerRegistry
+    round: Round | None
     record: RoundRecord | None
     patience_seconds: Callable[[float], float]
+    idle = True
+    _pauses = False
+
+    def pause(self) -> None:
+        """Let the round that is under way end idle; the next one if the workers wait already."""
+        self._pauses = True
 
     def rounds(
         self,
@@ -102,7 +117,9 @@ class TrainingLoop(FedAvg):
     ) -> Iterator[RoundEnd]:
         """Train round by round until the budget is used up, or the caller leaves the loop.
 
-        The workers wait while the caller handles a round.
+        On grids that can send without waiting (local, streams), the next round begins before the
+        caller gets the end of the last one, unless another epoch has to be planned; see
+        `RoundEnd.idle` and `pause`. Its replies are dropped if the caller then leaves the loop.
 
         Parameters
         ----------
@@ -135,37 +152,80 @@ class TrainingLoop(FedAvg):
         self.summary()
         planner, config, server_round = self.planner, train_config or ConfigRecord(), start_round
         planner.budget = budget
-        over = ""
-        while not over:
-            server_round += 1
-            error = None
-            orders = self.configure_train(server_round, arrays, config, grid)
-            measures_speeds = planner.measured is not None
-            replies = grid.send_and_receive(orders, timeout=self.patience_seconds(timeout))
-            try:
-                averaged, metrics = self.aggregate_train(server_round, replies)
-                assert averaged is not None
-                arrays = averaged
-            except AggregationError as raised:
-                error, metrics = raised, None
-            del orders, replies  # frees shared memory for the next round
-            if self.record is None:  # raised by a subclass
-                assert error is not None, "a subclass has to call aggregate_train of its parent"
-                raise error
-            over = budget.used_up(planner.used, planner.epoch_ended)
-            yield RoundEnd(
-                server_round,
-                planner.progress.epoch,
-                arrays,
-                metrics or MetricRecord(),
-                self.record,
-                planner.epoch_ended,
-                over,
-                measures_speeds,
-                error,
-            )
-            if error is not None:
-                raise error
+        over, self.idle, sent = "", True, None
+        try:
+            while not over:
+                server_round += 1
+                if sent is None:
+                    sent = self._send(server_round, arrays, config, grid)
+                measures_speeds, self.record = planner.measured is not None, None
+                replies = self._receive(sent, self.patience_seconds(timeout), grid)
+                sent, error = None, None
+                try:
+                    averaged, metrics = self.aggregate_train(server_round, replies)
+                    assert averaged is not None
+                    arrays = averaged
+                except AggregationError as raised:
+                    error, metrics = raised, None
+                del replies  # frees shared memory for the next round
+                if self.record is None:  # raised by a subclass
+                    assert error is not None, "a subclass has to call aggregate_train of its parent"
+                    raise error
+                record = self.record
+                failure: Exception | None = error
+                over = budget.used_up(planner.used, planner.epoch_ended)
+                self.idle = bool(error or over) or not self._can_send_ahead(grid)
+                if not self.idle:
+                    try:
+                        sent = self._send(server_round + 1, arrays, config, grid)
+                    except Exception as unsent:  # raised after the end of this round
+                        self.idle, failure = True, unsent
+                yield RoundEnd(
+                    server_round,
+                    planner.progress.epoch,
+                    arrays,
+                    metrics or MetricRecord(),
+                    record,
+                    planner.epoch_ended,
+                    over,
+                    measures_speeds,
+                    error,
+                    self.idle,
+                )
+                if failure is not None:
+                    raise failure
+        finally:
+            if isinstance(grid, MailboxGrid) and isinstance(sent, Mapping):
+                grid.forget(sent)
+
+    def _can_send_ahead(self, grid: Grid) -> bool:
+        """Return whether the next round can be sent now: it is planned, and no pause is due."""
+        pauses, self._pauses = self._pauses, False
+        if pauses or not isinstance(grid, MailboxGrid) or self.planner.epoch_ended:
+            return False
+        online = set(grid.get_node_ids())
+        active = [worker for worker in self.registry.active if worker.node_id in online]
+        return not (self.planner.plan_is_due(active) or self.planner.rest_is_due)
+
+    def _send(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Mapping[str, int] | list[Message]:
+        """Send the orders of a round; return their nodes, or the orders if the grid has to wait."""
+        ended = self.round.ended_on_clock if self.round and not self.idle else 0.0
+        orders = self.configure_train(server_round, arrays, config, grid)
+        if ended and self.round:
+            self.round.planning_seconds = self.round.sent_on_clock - ended
+        return grid.send(orders) if isinstance(grid, MailboxGrid) else list(orders)
+
+    def _receive(
+        self, sent: Mapping[str, int] | list[Message], seconds: float, grid: Grid
+    ) -> Iterable[Message]:
+        if isinstance(sent, list):
+            return grid.send_and_receive(sent, timeout=seconds)
+        assert isinstance(grid, MailboxGrid)
+        assert self.round is not None
+        replies, self.round.unread_seconds = grid.receive(sent, seconds)
+        return replies
 
     def fit(
         self,

@@ -43,7 +43,7 @@ from flower_blsgd.tasks import register_task
 from flower_blsgd.tasks.task import correct
 
 from ..grids.processes import wait_until
-from ..in_process_grid import FastGrid, Handler
+from ..in_process_grid import FastGrid, Handler, MailGrid
 from ..log_capture import captured_log
 from ..refusal import refusal
 from ..results.records import epoch, record, row, two_rounds
@@ -106,12 +106,17 @@ def train(
     fault: str = "raises",
     failing: Sequence[int] = (0, 1),
     evaluator: int | None = None,
+    ahead: bool = False,
     **changes: Any,
 ) -> RunRecorder:
-    """Train; `evaluator` adds a worker with ``role=evaluate`` that answers at such a pull."""
+    """Train; `evaluator` adds a worker with ``role=evaluate`` that answers at such a pull.
+
+    With `ahead`, rounds are sent while the one before is recorded.
+    """
     config = config_of(**changes)
     nodes = FOUR if evaluator is None else (*FOUR, {"role": "evaluate", "partition-id": 2})
-    grid = BusyGrid({50 + i: node_of(config, node) for i, node in enumerate(nodes)})
+    handlers = {50 + i: node_of(config, node) for i, node in enumerate(nodes)}
+    grid = MailGrid(handlers) if ahead else BusyGrid(handlers)
     grid.pulls_in_vain = evaluator or 0
     for worker, server_round in itertools.product(failing, fail_in):
         grid.fail_at(worker, server_round, fault)
@@ -264,6 +269,29 @@ def test_signal_lets_the_round_finish_and_the_run_goes_on_from_it(
         assert train(view, resume="run").summary["resumed"] == [after]
     finally:
         signal.signal(signal.SIGHUP, handlers[2])
+    assert left_by(Path("run")) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("minutes", "at", "do", "resumed_after"),
+    [
+        (EVERY_ROUND, 7, interrupt, 6),
+        (10.0, 6, lambda: signal.raise_signal(signal.SIGINT), 7),
+        (10.0, 8, lambda: signal.raise_signal(signal.SIGINT), 8),  # the end of an epoch
+    ],
+)
+def test_checkpoint_is_written_when_no_round_is_under_way(
+    undisturbed: dict[str, Any],
+    minutes: float,
+    at: int,
+    do: Callable[[], object],
+    resumed_after: int,
+) -> None:
+    """Rounds are sent ahead: a due checkpoint and a signal wait for the one under way."""
+    with pytest.raises(KeyboardInterrupt):
+        train(View(at, do), ahead=True, checkpoint_minutes=minutes)
+    report = train(resume="run", ahead=True, checkpoint_minutes=minutes)
+    assert report.summary["resumed"] == [resumed_after]
     assert left_by(Path("run")) == undisturbed
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import itertools
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from flower_blsgd import BiasedLocalSGD
 from flower_blsgd.algorithm.averaging import NormalizedWeighting
 from flower_blsgd.algorithm.outer_optimizer import OuterSGD
 from flower_blsgd.algorithm.schedules import LearningRate
+from flower_blsgd.errors import UsageError
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.round_metrics import RoundRecord, round_record
 from flower_blsgd.strategy.rounds import EpochEnd
@@ -24,6 +26,7 @@ from flower_blsgd.strategy.run_clock import RunClock
 
 from ..in_process_grid import (
     InProcessGrid,
+    MailGrid,
     ToyWorker,
     fast_profile,
     same_bits,
@@ -200,6 +203,93 @@ def test_budget_that_means_nothing_is_refused_before_any_message(
     with pytest.raises(ValueError, match=reason):
         strategy_of(12).fit(grid, toy_arrays(), **budget)
     assert grid.sent == []
+
+
+# --- grids that send without waiting: the next round is under way while the caller has the last one
+
+
+def test_next_round_of_an_epoch_is_sent_before_the_caller_gets_the_last_one() -> None:
+    """N = 24: four rounds an epoch. Models, metrics and orders are those of a grid that waits."""
+    grid, waits = MailGrid(two()), InProcessGrid(two())
+    strategy, ends, sent, states = strategy_of(24), [], [], []
+    for end in strategy.rounds(grid, toy_arrays(), Budget(rounds=7)):
+        ends.append(end)
+        sent.append(len(grid.sent_of_type("train")) // 2)
+        states.append(strategy.planner.progress.rounds_total)
+        assert strategy.record is end.record
+    assert [end.idle for end in ends] == [False] * 3 + [True] + [False] * 2 + [True]
+    assert sent == [2, 3, 4, 4, 6, 7, 7]
+    assert states == [1, 2, 3, 4, 5, 6, 7]
+    expected = train_rounds(strategy_of(24), waits, rounds=7)
+    assert all(end.idle for end in expected)
+    assert [same_bits(a.arrays, b.arrays) for a, b in zip(ends, expected, strict=True)] == [
+        True
+    ] * 7
+    assert [e.metrics for e in ends] == [e.metrics for e in expected]
+    messages = [g.sent_of_type("train") for g in (grid, waits)]
+    orders, others = ([m.content.config_records["config"] for m in each] for each in messages)
+    assert orders == others
+    assert grid.waiting == 0
+
+
+def test_pause_lets_the_round_under_way_end_idle_and_only_that_one() -> None:
+    strategy, idle = strategy_of(60), []
+    for end in strategy.rounds(MailGrid(two()), toy_arrays(), Budget(rounds=8)):
+        idle.append(end.idle)
+        if end.round in (2, 5):  # while the next round is under way
+            strategy.pause()
+    assert idle == [False, False, True, False, False, True, False, True]
+
+
+def test_replies_of_a_round_under_way_are_dropped_if_the_loop_is_left() -> None:
+    grid = MailGrid(two())
+    for end in strategy_of(60).rounds(grid, toy_arrays(), Budget(rounds=8)):
+        if end.round == 2:
+            assert grid.waiting == 2
+            break
+    assert grid.waiting == 0
+    assert len(grid.sent_of_type("train")) == 6
+
+
+def test_orders_that_cannot_be_sent_ahead_are_an_error_after_the_round() -> None:
+    class Refuses(BiasedLocalSGD):
+        def configure_train(self, server_round: int, *more: Any) -> Any:
+            if server_round == 3:
+                raise UsageError("no room")
+            return super().configure_train(server_round, *more)
+
+    strategy = Refuses(60, 2, 2, local_steps_slow=1, fraction_evaluate=0.0)
+    loop = strategy.rounds(MailGrid(two()), toy_arrays(), Budget(rounds=8))
+    assert [(end.round, end.idle) for end in itertools.islice(loop, 2)] == [(1, False), (2, True)]
+    with pytest.raises(UsageError, match="no room"):
+        next(loop)
+
+
+def test_seconds_of_rounds_sent_ahead_have_no_gaps_and_nothing_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a clock that only these calls move: 1 s to plan, 4 s to average, 100 s in the caller."""
+    now = [0.0]
+
+    class Timed(BiasedLocalSGD):
+        def configure_train(self, *arguments: Any) -> Any:
+            now[0] += 1.0
+            return super().configure_train(*arguments)
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            now[0] += 4.0
+            found = super().aggregate_train(server_round, replies)
+            now[0] += 0.5
+            return found
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    strategy, records = Timed(60, 2, 2, local_steps_slow=1, fraction_evaluate=0.0), []
+    for end in strategy.rounds(MailGrid(two()), toy_arrays(), Budget(rounds=4)):
+        records.append(end.record)
+        now[0] += 100.0
+    assert [record.planning_seconds for record in records] == [0.0, 1.5, 1.5, 1.5]
+    assert [record.round_seconds for record in records] == [4.0] * 4
+    assert strategy.planner.clock.training_seconds == 4 * 4.0 + 3 * 1.5
 
 
 # --- what user code gets is a copy, as from Flower
