@@ -37,7 +37,7 @@ from .algorithm.schedules import LearningRate, Schedule, parse_decay
 from .data.libraries import split_torchvision
 from .errors import UsageError, nearest
 from .fields import FieldError, reader, type_name
-from .protocol import MOMENTUM_POLICIES
+from .protocol import MOMENTUM_POLICIES, Average
 from .tasks import TASK_OPTIONS
 
 Value = bool | int | float | str
@@ -163,6 +163,7 @@ class RunConfig:
     momentum: float = _share(0.9)
     nesterov: bool = False
     momentum_buffers: str = _part(*MOMENTUM_POLICIES)
+    average: str = _part(*get_args(Average))
     outer_optimizer: str = _one_of("none", *OUTER_OPTIMIZERS)
     outer_learning_rate: float = _above_zero(0.7)
     outer_momentum: float = _share(0.9)
@@ -281,7 +282,11 @@ class RunConfig:
         """The parts of the algorithm: those of its preset, unless the user set others."""
         preset = ALGORITHMS[self.algorithm]
         names = (field.name for field in dataclasses.fields(preset))
-        return Choices(**{name: getattr(self, name) or getattr(preset, name) for name in names})
+        chosen = {name: getattr(self, name) or getattr(preset, name) for name in names}
+        if chosen["average"] == "gradients" and not self.steps:
+            # A script draws batches of one size.
+            chosen["steps"] = "one" if self.is_script else "one-by-throughput"
+        return Choices(**chosen)
 
     @property
     def is_script(self) -> bool:

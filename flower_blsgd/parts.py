@@ -83,6 +83,7 @@ def make_strategy(
         weights=part_of("weights", choices.weights, config),
         epoch=choices.epoch,  # type: ignore[arg-type]  # checked there
         momentum_buffers=choices.momentum_buffers,  # type: ignore[arg-type]  # likewise
+        average=choices.average,  # type: ignore[arg-type]  # likewise
         deadline_seconds=config.deadline_seconds,
         clock=config.clock,
         train_on=TRAIN_ON[choices.train_on],

@@ -44,6 +44,7 @@ class Settings(TypedDict, total=False):
     momentum: float
     nesterov: bool
     momentum_buffers: str
+    average: str
     outer_optimizer: str
     outer_learning_rate: float
     outer_momentum: float

@@ -52,7 +52,7 @@ def test_defaults_survive_the_run_config_whose_keys_are_in_kebab_case() -> None:
     [
         ("learning_rate", "did you mean learning-rate"),
         ("local-step-slow", "did you mean local-steps-slow"),
-        ("zzz", "known: algorithm, batch-size"),
+        ("zzz", "known: algorithm, average"),
     ],
 )
 def test_unknown_key_is_refused_and_the_nearest_offered(key: str, offered: str) -> None:

@@ -25,6 +25,7 @@ from flower_blsgd.tasks import load_task
 
 from .in_process_grid import (
     InProcessGrid,
+    MailGrid,
     Order,
     TorchWorker,
     fast_profile,
@@ -80,7 +81,8 @@ def one_process(orders_of_rounds: Sequence[Sequence[TrainOrder]]) -> nn.Module:
 
 
 def rounds_of(workers: Sequence[TorchWorker]) -> list[tuple[TrainOrder, ...]]:
-    return list(zip(*(worker.orders for worker in workers), strict=True))
+    own = ([order for order in worker.orders if order.local_steps] for worker in workers)
+    return list(zip(*own, strict=True))
 
 
 def furthest(arrays: ArrayRecord, model: nn.Module) -> float:
@@ -295,8 +297,9 @@ class PacedWorker(TorchWorker):
     @property
     def batches(self) -> list[int]:
         """Its batch size in each epoch."""
-        sizes = {order.epoch: order.batch_size for order in self.orders}
-        assert all(order.batch_size == sizes[order.epoch] for order in self.orders)
+        orders = [order for order in self.orders if order.local_steps]
+        sizes = {order.epoch: order.batch_size for order in orders}
+        assert all(order.batch_size == sizes[order.epoch] for order in orders)
         return list(sizes.values())
 
 
@@ -315,7 +318,7 @@ def train_by_name(
     }
     config = RunConfig(algorithm=algorithm, **(settings | changes))
     strategy = make_strategy(config, NUM_SAMPLES, len(workers))
-    grid = InProcessGrid({10 + i: worker for i, worker in enumerate(workers)})
+    grid = MailGrid({10 + i: worker for i, worker in enumerate(workers)})
     return strategy.fit(grid, ArrayRecord(make_model().state_dict()), epochs=epochs).arrays
 
 

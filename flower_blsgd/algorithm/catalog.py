@@ -63,6 +63,7 @@ class Choices:
     local_steps_fast: int | str = DEFAULT_LOCAL_STEPS
     high_loss_to: str = "fast"
     epoch: str = "samples"
+    average: str = "models"
 
 
 ALGORITHMS: Mapping[str, Choices] = {
@@ -76,7 +77,9 @@ ALGORITHMS: Mapping[str, Choices] = {
     "sync-sgd": Choices("one", "uniform", "equal"),
     "sync-sgd-fast-only": Choices("one", "uniform", "equal", "fast"),
     "byteps": Choices("one", "uniform", "equal", "fast-slow-sums"),
-    "dlb": Choices("one-by-throughput", "uniform", "load", "all", "average"),
+    "dlb": Choices(
+        "one-by-throughput", "uniform", "load", momentum_buffers="average", average="gradients"
+    ),
     "fednova": Choices("system-aware", "uniform", "normalized", "all", "reset"),
     "biased-local-sgd-released": Choices(
         "system-aware", "candidates", "equal", high_loss_to="slow", epoch="table"

@@ -63,7 +63,7 @@ class Checkpoints:
                         yield
                     except AggregationError:
                         # A round in which no worker succeeded left the model unchanged.
-                        if self._last is not None:
+                        if self._last is not None and not self._strategy.kept_model.orders:
                             self._last = self._strategy.planner.progress.rounds_total, self._last[1]
                             if self._last[0] != self._saved_round:
                                 self._save(with_momentum=False)  # failed workers have none

@@ -44,7 +44,7 @@ REPEATED = tuple(name for name, row in ALGORITHMS.items() if row.epoch == "sampl
 Arm = Mapping[str, Any]
 """Settings of an arm of a comparison, in snake_case; they replace the common ones."""
 
-_ALGORITHM_PARTS = ("steps", "sampler", "weights", "train-on", "momentum-buffers")
+_ALGORITHM_PARTS = ("steps", "sampler", "weights", "train-on", "momentum-buffers", "average")
 
 
 def compare(

@@ -37,6 +37,7 @@ from .training import (
     MOMENTUM_POLICIES,
     SLOTS,
     Average,
+    Brings,
     MomentumPolicy,
     TrainOrder,
     TrainReport,

@@ -37,12 +37,10 @@ MOMENTUM_POLICIES: tuple[MomentumPolicy, ...] = ("keep", "reset", "average")
 Average = Literal["models", "gradients"]
 """What the server averages."""
 
-Brings = Literal["model", "gradient", "skip", "nothing"]
-"""Arrays of an order: a model to load, the averaged gradient of the last order, or that of a step
-that all skip because a gradient overflowed; the worker keeps its model in the other cases.
+Brings = Literal["model", "gradient", "skip"]
+"""Arrays of an order: a model to load, the averaged gradient of the last order, or one with which
+no worker steps, because that of a worker overflowed.
 """
-
-Returns = Literal["model", "gradient", "nothing"]
 
 _INDEX_DTYPE = np.dtype("<i4")
 _LOSS_DTYPE = np.dtype("<f4")
@@ -67,7 +65,8 @@ class TrainOrder:
     round, epoch : int
         Both counted from 1.
     local_steps : int
-        tau_i, >= 1; 0 for an order that only ends a series of averaged gradients.
+        tau_i, >= 1; 0 for an order that only ends a series of averaged gradients, whose report has
+        one sample, so that the models, which are equal, can be averaged.
     batch_size : int
         b_i, >= 1.
     learning_rate : float
@@ -93,12 +92,11 @@ class TrainOrder:
     stream_start, stream_stride : int (default: 0)
         Where the indices begin in the `permutation_stream` of the run, and by how much later those
         of the next round begin; a stride of 0 if the indices do not come from this stream.
-    brings : {"model", "gradient", "skip", "nothing"} (default: "model")
-        Content of `arrays`. An averaged gradient has the names and shapes of the model, with
-        gradients in place of parameters; the worker takes its optimizer step with it first.
-    returns : {"model", "gradient", "nothing"} (default: "model")
-        Content of the reply's arrays. For ``"gradient"``, the worker computes that of one batch,
-        and takes no step.
+    brings : {"model", "gradient", "skip"} (default: "model")
+        Content of `arrays`. An averaged gradient has gradients in place of parameters; the worker
+        first steps with it, on the model that it has kept.
+    returns : {"model", "gradient"} (default: "model")
+        Content of the reply's arrays. For ``"gradient"``, the worker computes that of one batch.
     """
 
     round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})
@@ -118,7 +116,7 @@ class TrainOrder:
     stream_start: int = field(default=0, metadata={"limits": 0})
     stream_stride: int = field(default=0, metadata={"limits": 0})
     brings: Brings = field(default="model", metadata={"optional": True})
-    returns: Returns = field(default="model", metadata={"optional": True})
+    returns: Literal["model", "gradient"] = field(default="model", metadata={"optional": True})
 
     @classmethod
     def to_measure(

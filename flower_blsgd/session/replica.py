@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +11,14 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..protocol import TrainOrder, TrainReport
-from ..worker.model_io import FrozenTensors, load_state, model_fingerprint, state_record
+from ..worker.model_io import (
+    FrozenTensors,
+    gradient_record,
+    load_gradients,
+    load_state,
+    model_fingerprint,
+    state_record,
+)
 from ..worker.optimizer import OptimizerState
 from ..worker.timing import StepClock
 
@@ -87,9 +95,36 @@ class Replica:
         self._frozen.begin()
 
     def load(self, order: TrainOrder) -> None:
-        """Load the global model, and set the optimizer's state."""
-        load_state(self.model, order.arrays)
-        self._state.begin(order.momentum_policy, order.momentum)
+        """Load the global model, and set the optimizer's state; or load an averaged gradient."""
+        if order.brings == "model":
+            load_state(self.model, order.arrays)
+            keeps = order.returns == "gradient" and order.momentum is None
+            self._state.begin("keep" if keeps else order.momentum_policy, order.momentum)
+        else:
+            load_gradients(self.model, order.arrays)
+            if order.brings == "skip":
+                self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        """Remove the gradients, so that the optimizer's step has no effect."""
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def has_gradients(self) -> bool:
+        """Return whether there are gradients, and all are finite."""
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return bool(grads) and all(bool(grad.isfinite().all()) for grad in grads)
+
+    def unscale(self) -> bool:
+        """Divide the gradients by the scale of a GradScaler that leaves it to a fused optimizer.
+
+        Returns False if they overflowed.
+        """
+        its: Any = self._optimizer
+        if (scale := getattr(its, "grad_scale", None)) is not None:
+            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(grads, scale.double().reciprocal().float())
+            its.grad_scale = None
+        return not getattr(its, "found_inf", False)
 
     def finish(self, arrays: ArrayRecord, trains: bool) -> None:
         """Load the final model."""
@@ -102,10 +137,15 @@ class Replica:
 
         UsageError if a parameter was frozen or unfrozen, or a tensor changed that is not sent.
         """
-        self._check_trained()
         order, times = steps.order, steps.clock.end()
-        self._check_frozen(order.round)
-        momentum, is_zeroed = self._state.end(order.momentum_policy)
+        momentum, is_zeroed = None, False
+        if order.returns == "gradient":
+            arrays = gradient_record(self.model, order.arrays)
+        else:
+            self._check_trained()
+            self._check_frozen(order.round)
+            momentum, is_zeroed = self._state.end(order.momentum_policy)
+            arrays = state_record(self.model, like=order.arrays)
         has_losses = len(steps.losses) == steps.count > 0
         rate = self._optimizer.param_groups[0].get("lr")  # None with Adafactor's own rate
         return TrainReport(
@@ -113,10 +153,10 @@ class Replica:
             order.batch_size,
             *times,
             losses=torch.cat(steps.losses).cpu().numpy() if has_losses else np.empty(0, np.float32),
-            arrays=state_record(self.model, like=order.arrays),
+            arrays=arrays,
             momentum=momentum,
             momentum_zeroed=int(is_zeroed),
-            samples=steps.samples,
+            samples=steps.samples if order.local_steps else 1,
             learning_rate=math.nan if rate is None else float(rate),
         )
 

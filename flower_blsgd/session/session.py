@@ -10,6 +10,7 @@ from typing import Any, SupportsIndex
 import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ..algorithm.randomness import derived_seed
 from ..errors import UsageError
@@ -123,7 +124,12 @@ class Session:
         self.seed = derived_seed(exchange.seed if exchange else 0, "session", self.rank)
         self._exchange = exchange
         self._replica = Replica(model, optimizer, self.device)
+        self._optimizer = optimizer
         self._steps: LocalSteps | None = None
+        self._next_steps: LocalSteps | None = None
+        """Those of the next order, from the average of gradients to `step`."""
+        self._hook: RemovableHandle | None = None
+        self._has_stepped = False
         self._result: Future[Any] | None = None
         self._sampler: SessionSampler | None = None
         self._evaluation: Evaluation | None = None
@@ -170,18 +176,34 @@ class Session:
                 f"-s batch-size={samples}"
             )
         assert self._steps is not None
+        if self._averages_gradients:
+            self._end_step()
+            return
         self._steps.note(samples, losses)
         if self._steps.is_complete():
             self._finish()
 
     def average(self) -> None:
-        """End this worker's part of the round now, wait for the others, and load the average."""
+        """End this worker's part of the round now, wait for the others, and load the average.
+
+        With ``average = "gradients"``, the model is the averaged one after each step.
+        """
         if self._exchange is None or self.done:
             return
-        if self._is_ready:
-            self._finish()
-        else:
+        if not self._is_ready:
             self._begin(0)
+        elif not self._averages_gradients:
+            self._finish()
+
+    def average_gradients(self) -> None:
+        """Average the gradients now, with ``average = "gradients"``; else nothing happens.
+
+        The optimizer's step does it otherwise. Call it after the backward pass, before the
+        gradients are clipped, so that the average is clipped. With a GradScaler, call its
+        ``unscale_`` first.
+        """
+        if self._averages_gradients and self._next_steps is None:
+            self._exchange_gradient(self._replica.has_gradients())
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -357,16 +379,18 @@ class Session:
                     raise
                 continue
             if isinstance(order, ArrayRecord):
-                self.progress, self.done = 1.0, True
+                self.done = True
                 self._replica.finish(order, trains=not self._only_evaluates)
-                self._set_rates()
+                self._set_progress(1.0)
                 return
             self._check(order)
             self._replica.load(order)
-            self.progress = order.progress
-            self._set_rates()
+            if order.brings == "model":  # else the optimizer has not stepped yet
+                self._set_progress(order.progress)
             self._result = work.result
             self._steps = LocalSteps(order, self._exchange.worker.slowdown, self.device)
+            if order.returns == "gradient" and self._hook is None:
+                self._hook = self._optimizer.register_step_pre_hook(self._before_step)
             return
 
     def _finish(self) -> None:
@@ -376,9 +400,68 @@ class Session:
         self._result.set_result(self._replica.report(self._steps))
         self._next_order()
 
+    # --- averages of gradients
+
+    @property
+    def _averages_gradients(self) -> bool:
+        return self._steps is not None and self._steps.order.returns == "gradient"
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Average the gradients before the optimizer's step uses them."""
+        if not self._averages_gradients:
+            return
+        if self._has_stepped:
+            raise UsageError(
+                "the optimizer has made two steps without session.step; call it after each"
+            )
+        self._has_stepped = True
+        if self._next_steps is None:
+            self._exchange_gradient(self._replica.unscale())
+
+    def _exchange_gradient(self, is_finite: bool) -> None:
+        """Send this worker's gradient, and wait for the average; all skip the step of an overflow.
+
+        The samples of the step are not known yet, so those of the order count.
+        """
+        current = self._steps
+        assert current is not None
+        if is_finite:
+            current.note(current.order.batch_size, None)
+        else:
+            self._replica.drop_gradients()
+        self._finish()
+        self._next_steps = self._steps
+        if self._next_steps is None or self._next_steps.order.brings == "model":
+            self._replica.drop_gradients()  # this worker has got another model
+        self._steps = None if self.done else current
+
+    def _end_step(self) -> None:
+        """Begin the next order after the optimizer's step; first return the model if asked to."""
+        if self._next_steps is None:  # GradScaler has left the step out
+            if self._replica.has_gradients():
+                raise UsageError(
+                    "session.step was called without a step of the optimizer, whose gradients are "
+                    "finite; with accumulated gradients, call it once per step of the optimizer"
+                )
+            self._exchange_gradient(is_finite=False)
+        self._steps, self._next_steps, self._has_stepped = self._next_steps, None, False
+        if self._steps is None:
+            return
+        if not self._steps.order.local_steps:
+            self._finish()
+        elif self._steps.order.brings != "model":
+            self._set_progress(self._steps.order.progress)
+
     def _check(self, order: TrainOrder) -> None:
         """Raise UsageError for what a script cannot do."""
         by_loss = self._sampler is not None and self._sampler.by_loss
+        if by_loss and order.returns == "gradient":
+            raise UsageError(
+                'average = "gradients" needs no losses of samples: use session.sampler(dataset) '
+                "without by_loss"
+            )
+        if not order.local_steps:
+            return
         if not order.stream_stride and not by_loss:
             raise UsageError(
                 "this run chooses samples by their losses: use session.sampler(dataset, "
@@ -395,7 +478,8 @@ class Session:
             raise UsageError("the script does not call session.evaluate before its training loop")
         return self._evaluation.report(self._replica.model, self.device, order)
 
-    def _set_rates(self) -> None:
+    def _set_progress(self, progress: float) -> None:
+        self.progress = progress
         for scheduler in self._schedulers:
             rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
             for group, (base, factor) in zip(scheduler.optimizer.param_groups, rates, strict=True):

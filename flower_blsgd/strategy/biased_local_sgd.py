@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -27,11 +28,12 @@ from ..algorithm.selection import Selection
 from ..config import check_ranges
 from ..errors import UsageError
 from ..flower.array_records import view_record
-from ..protocol import Keys, MomentumPolicy, TrainOrder
+from ..protocol import Average, Keys, MomentumPolicy, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
 from .budget import Budget
-from .checks import check_parts, why_no_hosts
+from .checks import check_gradients, check_parts, why_no_hosts
 from .connector import Connector
+from .gradients import KeptModel
 from .messages import Address
 from .patience import Patience
 from .plan_state import PlannerSettings
@@ -96,6 +98,10 @@ class BiasedLocalSGD(TrainingLoop):
         Length of an epoch: N samples, or the number of rounds in the paper's table.
     momentum_buffers : {"keep", "reset", "average"} (default: "keep")
         Policy for momentum between rounds.
+    average : {"models", "gradients"} (default: "models")
+        With ``"gradients"``, a round is one step: each worker computes the gradient of a batch, and
+        steps its own optimizer with the average by samples. Needs a policy with one step each, such
+        as `BalancedBatches`, and workers that stay between two messages.
     deadline_seconds : float (default: 0)
         A worker stops after the first step that ends later than this; 0 for no deadline.
     clock : {"wall", "device"} (default: "wall")
@@ -143,6 +149,7 @@ class BiasedLocalSGD(TrainingLoop):
         weights: Weighting | None = None,
         epoch: EpochMode = "samples",
         momentum_buffers: MomentumPolicy = "keep",
+        average: Average = "models",
         deadline_seconds: float = 0.0,
         clock: Clock = "wall",
         train_on: TrainOn | None = None,
@@ -187,6 +194,7 @@ class BiasedLocalSGD(TrainingLoop):
             batch_size=batch_size,
             epoch=epoch,
             momentum_buffers=momentum_buffers,
+            average=average,
             deadline_seconds=deadline_seconds,
             clock=clock,
             fast_threshold=fast_threshold,
@@ -216,11 +224,15 @@ class BiasedLocalSGD(TrainingLoop):
                 seed=seed,
                 train_on=train_on,
                 selection=selection,
+                average=average,
                 keys=Keys(self.arrayrecord_key, self.configrecord_key, self.weighted_by_key),
             )
         )
         self.planner.clock = RunClock(clock)
         check_parts(self.planner.settings, weights, rebalance, clock)
+        if average == "gradients":
+            check_gradients(self.planner.settings, weights, outer_optimizer)
+            self.planner.settings = replace(self.planner.settings, momentum_buffers="average")
         self.averaging = Averaging(weights, outer_optimizer, parameter_names)
         self.connector = Connector(
             self.registry, self.planner, max(self.min_available_nodes, 1), clock
@@ -231,6 +243,8 @@ class BiasedLocalSGD(TrainingLoop):
         """Models whose asynchronous evaluation is not finished."""
         self.round: Round | None = None
         """The current round, from `configure_train` to `aggregate_train`."""
+        self.kept_model = KeptModel(self.planner, self.averaging)
+        """The model that workers keep while gradients are averaged."""
         self._patience = Patience()
         self._rounds_lost = 0
 
@@ -283,6 +297,8 @@ class BiasedLocalSGD(TrainingLoop):
         slow = [worker for worker in active if not worker.fast]
         if slow and self.planner.settings.train_on.slow_reduce:
             round.slow_reduce = SlowWorkerReduce(grid, slow, self.patience_seconds())
+        if self._averages_gradients:
+            self.kept_model.complete(round, grid, self.patience_seconds())
         what = "epoch %d, round %d of %d"
         _LOG.info(what, round.epoch, round.round_in_epoch, round.rounds_in_epoch)
         return round.messages(self.averaging.at_nodes, config, self.patience_seconds())
@@ -302,8 +318,10 @@ class BiasedLocalSGD(TrainingLoop):
         round = self.round
         outcomes = round.read(replies)
         arrays, weights = self.averaging.next_model(round, outcomes)
-        momentum = None
-        if self.planner.settings.momentum_buffers == "average":
+        momentum, is_kept = None, True
+        if self._averages_gradients:
+            is_kept = self.kept_model.note(round, outcomes, arrays)
+        elif self.planner.settings.momentum_buffers == "average":
             momentum = average_momentum(outcomes)
         # `note_round` is last: it may change the speeds and tiers with which the others describe
         # the round. If the run is lost, this is raised when all have recorded the round.
@@ -314,13 +332,28 @@ class BiasedLocalSGD(TrainingLoop):
         self.record = round_record(round, outcomes, weights)
         self.count_seconds(self.record)
         self.connector.note_round(round, outcomes)
-        self._rounds_lost = 0 if any(weights) else self._rounds_lost + 1
-        if self._is_lost(outcomes):
+        trained = any(weights) or self.kept_model.skips
+        self._rounds_lost = 0 if trained else self._rounds_lost + 1
+        if self._is_lost(outcomes) or not is_kept:
             reasons = "; ".join(
                 f"{o.worker.label}: {o.failure.brief if o.failure else 'no step'}" for o in outcomes
             )
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
         return arrays, metrics
+
+    @property
+    def _averages_gradients(self) -> bool:
+        return self.planner.settings.average == "gradients"
+
+    def settled(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
+        """Return the global model after a round; while gradients are averaged, the last known one.
+
+        If the round ended idle, the workers return the model.
+        """
+        kept = self.kept_model
+        if self.idle and kept.is_somewhere:
+            return kept.collect(grid, self.patience_seconds())
+        return kept.model or arrays if self._averages_gradients else arrays
 
     def _is_lost(self, outcomes: Sequence[Outcome]) -> bool:
         """Return whether to end: three lost rounds, a budget without training, or all refuse."""
@@ -395,6 +428,10 @@ class BiasedLocalSGD(TrainingLoop):
 
         The budget of the learning rate schedule is `num_rounds`.
         """
+        if self._averages_gradients:
+            raise UsageError(
+                'average = "gradients" needs a loop that collects the model; use rounds or fit'
+            )
         self.planner.budget = Budget(rounds=num_rounds)
         configs = train_config, evaluate_config
         return super().start(grid, initial_arrays, num_rounds, timeout, *configs, evaluate_fn)

@@ -5,10 +5,11 @@ from typing import get_args
 
 from flwr.serverapp.exception import AggregationError
 
-from ..algorithm.averaging import Weighting, node_weight
+from ..algorithm.averaging import LoadWeighting, Weighting, node_weight
 from ..algorithm.catalog import TrainOn
 from ..algorithm.epoch_plan import EpochMode
-from ..algorithm.local_steps import Clock
+from ..algorithm.local_steps import BalancedBatches, Clock, SameSteps
+from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.sampling import Sampler, UnifiedSampler
 from ..errors import UsageError
 from ..protocol import MOMENTUM_POLICIES
@@ -53,6 +54,27 @@ def check_parts(
             'rebalance = true follows measured speeds, but clock = "device" computes with '
             'fixed ones; use clock = "wall"'
         )
+
+
+def check_gradients(
+    settings: PlannerSettings, weighting: Weighting, outer_optimizer: OuterOptimizer | None
+) -> None:
+    """Raise UsageError for parts that do not work with averaged gradients."""
+    policy = settings.step_policy
+    if not isinstance(policy, BalancedBatches) and policy != SameSteps(1):
+        name = type(policy).__name__
+        why = f'steps = {name}: a round is one step of each; use "one-by-throughput" or "one"'
+    elif type(weighting) is not LoadWeighting:
+        why = f'weights = {type(weighting).__name__}: every sample counts equally; use "load"'
+    elif settings.momentum_buffers == "reset":
+        why = 'momentum-buffers = "reset": a round is one step; use "keep"'
+    elif settings.train_on.slow_reduce:
+        why = 'train-on = "fast-slow-sums": slow workers sum models; use "fast"'
+    elif outer_optimizer is not None:
+        why = f"outer-optimizer ({type(outer_optimizer).__name__}), which steps by models"
+    else:
+        return
+    raise UsageError(f'average = "gradients" does not work with {why}')
 
 
 def why_no_hosts(weighting: Weighting, train_on: TrainOn) -> str:

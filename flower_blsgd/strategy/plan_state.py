@@ -8,7 +8,7 @@ from ..algorithm.local_steps import StepPolicy
 from ..algorithm.sampling import Sampler
 from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection
-from ..protocol import Keys
+from ..protocol import Average, Keys
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class PlannerSettings:
     seed: int
     train_on: TrainOn = TrainOn()
     selection: Selection | None = None
+    average: Average = "models"
     keys: Keys = Keys()
 
 

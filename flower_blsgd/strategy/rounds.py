@@ -30,7 +30,8 @@ class RoundEnd:
     round, epoch : int
         Both counted from 1.
     arrays : ArrayRecord
-        The new global model.
+        The new global model. With ``average = "gradients"``, if the round did not end idle, the
+        last model that the server knows: that of the last idle round, or the first one.
     metrics : MetricRecord
         Average of the workers' metrics.
     record : RoundRecord
@@ -104,6 +105,10 @@ class TrainingLoop(FedAvg):
     def pause(self) -> None:
         """Let the round that is under way end idle; the next one if the workers wait already."""
         self._pauses = True
+
+    def settled(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
+        """Return the global model after a round that has averaged to `arrays`."""
+        return arrays
 
     def rounds(
         self,
@@ -180,10 +185,12 @@ class TrainingLoop(FedAvg):
                         sent = self._send(server_round + 1, arrays, config, grid)
                     except Exception as unsent:  # raised after the end of this round
                         self.idle, failure = True, unsent
+                model = self.settled(arrays, grid)
+                arrays = model if self.idle else arrays
                 yield RoundEnd(
                     server_round,
                     planner.progress.epoch,
-                    arrays,
+                    model,
                     metrics or MetricRecord(),
                     record,
                     planner.epoch_ended,

@@ -276,7 +276,6 @@ class LocalSGD:
         self._phase = _STEPS
         try:
             losses, times = self._do_steps(order, batches)
-            self._frozen.check(order.round)
             self._phase = "sending the model"
             arrays, momentum, is_zeroed = self._end(order, state)
             self._kept_round = order.round
@@ -292,6 +291,7 @@ class LocalSGD:
             momentum=momentum,
             momentum_zeroed=int(is_zeroed),
             skipped_steps=self._step.skipped,
+            samples=int(not order.local_steps),
             learning_rate=order.learning_rate,
         )
 
@@ -303,9 +303,9 @@ class LocalSGD:
             self._frozen.begin(order.arrays)
             self._phase = "loading the optimizer's state"
             self._state.begin(order.momentum_policy, order.momentum, state)
-        elif kept != order.round - (order.brings != "nothing"):
+        elif kept != order.round - 1:
             raise ProtocolError(f"this worker has not kept the model before round {order.round}")
-        elif order.brings != "nothing":
+        else:
             load_gradients(self.model, order.arrays)
             if order.brings == "skip":
                 self._step.optimizer.zero_grad()
@@ -316,10 +316,9 @@ class LocalSGD:
         """Return what the order asks for, and `OptimizerState.end`."""
         if order.returns == "gradient":
             return gradient_record(self.model, order.arrays), None, False
+        self._frozen.check(order.round)
         self._step.optimizer.zero_grad()  # the copies need their memory
         momentum, is_zeroed = self._state.end(order.momentum_policy, state)
-        if order.returns == "nothing":
-            return ArrayRecord(), None, is_zeroed
         if momentum is not None and self._step.scaler is not None and order.brings != "model":
             scale = {GRAD_SCALER: self._step.scaler.state}
             momentum[GRAD_SCALER] = view_record(scale)[GRAD_SCALER]

@@ -172,22 +172,6 @@ def test_a_gradient_for_a_model_that_is_not_kept_is_refused() -> None:
         worker.run(order_of(2, report.arrays, range(4), brings="gradient"))
 
 
-def test_the_model_is_returned_again_and_nothing_is_nothing() -> None:
-    worker = LocalSGD(model_of(), data(), optimizer="adamw")
-    report = worker.run(order_of(1, state_record(model_of()), range(4)))
-    gradient = averaged([report])
-    report = worker.run(last_order(2, gradient, returns="nothing"))
-    assert (len(report.arrays), report.momentum, report.num_examples) == (0, None, 0)
-    again = worker.run(last_order(2, gradient, brings="nothing"))
-    expected = LocalSGD(model_of(), data(), optimizer="adamw")
-    expected.run(order_of(1, state_record(model_of()), range(4)))
-    known = expected.run(last_order(2, gradient))
-    for ours, theirs in ((again.arrays, known.arrays), (again.momentum, known.momentum)):
-        assert ours
-        assert theirs
-        assert all(np.array_equal(ours[n].numpy(), theirs[n].numpy()) for n in theirs)
-
-
 def test_float16_sends_finite_gradients_and_the_scale() -> None:
     class Overflowing(torch.autograd.Function):
         @staticmethod
