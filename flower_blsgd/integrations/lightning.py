@@ -159,6 +159,11 @@ class BlsgdCallback:
         """End the pause of a validation or a checkpoint."""
         self._pause.close()
 
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Average the gradients before they are clipped, if the run averages gradients."""
+        if self._session is not None:
+            self._session.average_gradients()
+
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

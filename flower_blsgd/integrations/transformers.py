@@ -101,6 +101,14 @@ class BlsgdCallback(TrainerCallback):
                     f"{args.gradient_accumulation_steps}"
                 )
         trainer._train_batch_size = args.train_batch_size
+        unscale = trainer.accelerator.unscale_gradients
+
+        def unscale_and_average(*optimizer: Any) -> None:  # before gradients are clipped
+            unscale(*optimizer)
+            if self.session is not None:
+                self.session.average_gradients()
+
+        trainer.accelerator.unscale_gradients = unscale_and_average
         self._run_evaluates = (
             trainer.eval_dataset is not None
             and args.eval_strategy != "no"

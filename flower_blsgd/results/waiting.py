@@ -48,6 +48,8 @@ def _cause_in_settings(
 ) -> str:
     """Return which number of steps does not follow from a speed; empty if all do."""
     steps, slow = config.choices.steps, config.local_steps_slow
+    if config.choices.average == "gradients" and steps == "one":
+        return "its batch takes longer; set batch= of the workers in proportion to their speeds"
     if steps in ("same", "one"):
         return f'steps = "{steps}" gives all workers the same number; set steps = "system-aware"'
     own, fixed = worker.profile.steps, not longest.fast and slow != "auto"

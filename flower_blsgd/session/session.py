@@ -406,17 +406,29 @@ class Session:
     def _averages_gradients(self) -> bool:
         return self._steps is not None and self._steps.order.returns == "gradient"
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Average the gradients before the optimizer's step uses them."""
+    def _before_step(
+        self, _: torch.optim.Optimizer, arguments: Any, named: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """Average the gradients before the optimizer's step uses them, or after its closure."""
         if not self._averages_gradients:
-            return
+            return None
         if self._has_stepped:
             raise UsageError(
                 "the optimizer has made two steps without session.step; call it after each"
             )
         self._has_stepped = True
-        if self._next_steps is None:
-            self._exchange_gradient(self._replica.unscale())
+        closure = named.get("closure") or next(iter(arguments[1:]), None)
+
+        def average() -> Any:
+            loss = closure and closure()
+            if self._next_steps is None:
+                self._exchange_gradient(self._replica.unscale())
+            return loss
+
+        if closure is not None:
+            return arguments[:1], {**named, "closure": average}
+        average()
+        return None
 
     def _exchange_gradient(self, is_finite: bool) -> None:
         """Send this worker's gradient, and wait for the average; all skip the step of an overflow.

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 
 from ..algorithm.epoch_plan import RoundShape
-from ..algorithm.local_steps import Clock
+from ..algorithm.local_steps import Clock, balanced_batches
 from ..devices.worker_spec import Tier
 from ..engines.features import features_of
 from ..errors import UsageError
@@ -199,9 +199,34 @@ class Connector:
             shape = planner.shape(workers, planner.settings.local_steps_fast)
             if seconds := max(planner.computing_seconds(training, shape)):
                 share = f", {overhead_seconds / (overhead_seconds + seconds):.1%} of the time"
+            share += self._compared(training, shape.samples_per_round, overhead_seconds)
         chosen = f"local-steps-fast = auto: {planner.settings.local_steps_fast}"
         self.steps_chosen = f"{chosen}; a round takes {taken}{share}"
         _PROGRESS.info(self.steps_chosen)
+
+    def _compared(
+        self, workers: Sequence[Worker], samples: Sequence[int], overhead_seconds: float
+    ) -> str:
+        """Return the speed of rounds with these samples, and of those that average gradients.
+
+        Both as shares of what the workers compute without waiting; empty if a speed is unknown.
+        """
+        size = self.planner.settings.batch_size
+        speeds = [worker.samples_per_second(size) for worker in workers]
+        if not all(speeds):
+            return ""
+        batches = [worker.own_batch(size) for worker in workers]
+        if not self.planner.measures_in_rounds:  # scripts have batches of one size
+            batches = balanced_batches(sum(batches), speeds)
+
+        def reached(samples: Sequence[int]) -> float:
+            longest = max(n / speed for n, speed in zip(samples, speeds, strict=True))
+            return sum(samples) / (overhead_seconds + longest) / sum(speeds)
+
+        return (
+            f"; {reached(samples):.0%} of all samples per second, {reached(batches):.0%} with "
+            'average = "gradients"'
+        )
 
     def note_round(self, round: Round, outcomes: Sequence[Outcome]) -> None:
         """Record the times of a round of training that measures speeds, after averaging.

@@ -62,6 +62,11 @@ def test_fast_workers_that_wait_little_say_nothing() -> None:
             'steps = "one" gives all workers the same number; set steps = "system-aware"',
         ),
         (
+            {"average": "gradients", "task": "script.py"},
+            {},
+            "its batch takes longer; set batch= of the workers in proportion to their speeds",
+        ),
+        (
             {"algorithm": "balanced-local-sgd"},
             {},
             'steps = "same" gives all workers the same number; set',

@@ -70,6 +70,17 @@ def accumulated(session: Session, model: nn.Module, optimizer: Any, chosen: Tens
     session.step(samples=len(chosen))
 
 
+def in_closure(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) -> None:
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model, chosen)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(closure)
+    session.step(samples=len(chosen))
+
+
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9, weight_decay=0.1)
 
@@ -195,7 +206,9 @@ def furthest(arrays: ArrayRecord, model: nn.Module) -> float:
     return max(float(np.abs(found[n] - expected[n].numpy()).max()) for n in found)
 
 
-@pytest.mark.parametrize(("do", "clip"), [(plain, 0), (clipped, CLIP), (accumulated, 0)])
+@pytest.mark.parametrize(
+    ("do", "clip"), [(plain, 0), (clipped, CLIP), (accumulated, 0), (in_closure, 0)]
+)
 @pytest.mark.parametrize("make", [sgd, adamw])
 def test_two_scripts_are_one_process_with_both_batches(do: Do, clip: float, make: Any) -> None:
     scripts = [Script(rank, do, make) for rank in range(2)]

@@ -1,5 +1,6 @@
 """The Lightning callback, with orders from a thread instead of a launcher."""
 
+import dataclasses
 import importlib.util
 import threading
 from pathlib import Path
@@ -162,6 +163,19 @@ def test_steps_are_those_of_the_optimizer_and_the_run_ends_the_fit() -> None:
     assert [report.completed_steps for report in reports] == [1, 2]  # a validation ends the first
     assert [report.num_examples for report in reports] == [4, 16]
     assert module.net.weight.item() == module.validated[-1] == 42.0
+
+
+def test_averaged_gradients_are_clipped() -> None:
+    """The gradient is 1 in both steps, and its average is said to be 4."""
+    becomes_worker()
+    module, trainer = module_of(), trainer_of(gradient_clip_val=0.5)
+    first = order_of(1, 1, returns="gradient")
+    gradient = dataclasses.replace(first, arrays=arrays(4.0), brings="gradient")
+    given = [first, dataclasses.replace(gradient, round=2)]
+    given.append(dataclasses.replace(gradient, round=3, local_steps=0, returns="model"))
+    reports = fit(module, trainer, given)
+    assert [weight_of(report) for report in reports] == pytest.approx([1.0, 1.0, -1.0])
+    assert [report.num_examples for report in reports] == [BATCH, BATCH, 1]
 
 
 def test_schedule_follows_the_progress_of_the_run() -> None:

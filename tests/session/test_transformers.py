@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -156,6 +157,23 @@ def test_each_order_has_its_steps_samples_and_learning_rate() -> None:
     # More than one of the Trainer's epochs, in one stream: 10 steps each.
     stream = permutation_stream(3, SIZE, 0, 60).tolist()
     assert [x for batch in trainer.model.seen for x in batch][:60] == stream
+
+
+def test_averaged_gradients_are_clipped() -> None:
+    """The gradient is 2 (weight - 1), and its average is said to be 4."""
+    launcher, trainer = Launcher(), trainer_of(max_grad_norm=1.0)
+    trainer.add_callback(BlsgdCallback(trainer))
+    own = {"returns": "gradient", "local_steps": 1, "indices": np.arange(4, dtype=np.int32)}
+    first, second, last = (order_of(n, 1, 0.25 * n, 4.0) for n in (1, 2, 3))
+    launcher.run(
+        trainer.train,
+        replace(first, arrays=arrays_of(0.0), **own),
+        replace(second, brings="gradient", **own),
+        replace(last, brings="gradient", local_steps=0, indices=np.empty(0, np.int32)),
+    )
+    sent = [next(iter(report.arrays.values())).numpy().item() for report in launcher.reports]
+    # Rates 0.075 and 0.05, each times a gradient that is clipped to 1.
+    assert sent == pytest.approx([-2.0, 2 * (-0.075 - 1), -0.125])
 
 
 def test_a_checkpoint_of_the_trainer_continues_its_schedule() -> None:

@@ -181,6 +181,9 @@ def test_local_steps_auto_are_the_fewest_that_cost_little(
         messages = strategy.configure_train(1, before, ConfigRecord(), grid)
     assert [TrainOrder.from_message(message).local_steps for message in messages] == steps
     assert strategy.connector.steps_chosen.startswith(f"local-steps-fast = auto: {said}")
+    if steps == [2, 1]:  # 6 of 3 x 2.05 samples, or 2 + 2, the smallest batches, of 3 x 2.05
+        said = '98% of all samples per second, 65% with average = "gradients"'
+        assert strategy.connector.steps_chosen.endswith(said)
     measuring = [[(o.round, o.local_steps, o.learning_rate) for o in n.orders] for n in nodes]
     rounds = 1 if slow_worker is FailsAtFirst else 5  # one to warm up, and four of 2 s and more
     assert measuring == [[(0, 2, 0.0)] * rounds, [(0, 1, 0.0)] * rounds]
@@ -254,6 +257,9 @@ def test_scripts_are_measured_by_rounds_of_training_whose_work_counts(
     assert strategy.connector.steps_chosen.startswith(
         "local-steps-fast = auto: 6; a round takes 0.0"
     )
+    # 16 of 0.062 x 267 samples, or one batch of 2 of each, 4 of 0.032 x 267
+    said = '97% of all samples per second, 47% with average = "gradients"'
+    assert strategy.connector.steps_chosen.endswith(said)
     assert [worker.speed for worker in strategy.registry.workers] == [
         "0.01 s a step measured, gamma 1.00",
         "0.03 s a step measured, gamma 0.33",
