@@ -256,7 +256,7 @@ def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Mod
     if different := first_difference(tensors, own):
         raise UsageError(f"{folder}: the saved model does not fit its task: {different}")
     for name, tensor in own.items():
-        tensor.copy_(tensors[name])
+        tensor.detach().copy_(tensors[name])
     return model.eval()
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -78,7 +79,7 @@ def optimizer_state(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Run the steps of one order."""
     order = TrainOrder.from_message(message)
-    folder = message.content.config_records[CONFIG].get(TRACE_FOLDER)
+    folder: Any = message.content[CONFIG].get(TRACE_FOLDER)
     with _executor(context) as (_, executor):
         if folder is None:
             report = executor.train(order)

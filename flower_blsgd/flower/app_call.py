@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from ..errors import UsageError, is_out_of_memory
 from .array_records import record_of
-from .internals import RAISED, skip_mods
+from .internals import RAISED, filled_unchecked, skip_mods
 
 Handler = Callable[[Message], Message]
 Program = Callable[[Context], None]
@@ -120,14 +120,11 @@ def _accelerator_is_lost() -> bool:
 
 def _snapshot(state: RecordDict) -> RecordDict:
     """Return a copy of a node's state that shares the elements of arrays."""
-    return RecordDict(
-        {
-            name: record_of(dict(record))
-            if isinstance(record, ArrayRecord)
-            else copy.deepcopy(record)
-            for name, record in state.items()
-        }
-    )
+    copies = {
+        name: record_of(dict(record)) if isinstance(record, ArrayRecord) else copy.deepcopy(record)
+        for name, record in state.items()
+    }
+    return filled_unchecked(RecordDict(), copies)
 
 
 def _checked(reply: object, message: Message) -> Message:

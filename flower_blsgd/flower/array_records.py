@@ -47,8 +47,10 @@ class ArrayView(Array):
     @property
     def memory(self) -> AnyArray:
         """The array's memory itself, even if `numpy` returns a copy."""
-        memory: AnyArray = self.__dict__["_memory"]
-        return memory
+        own = self.__dict__
+        memory: AnyArray = own["_memory"]
+        place: Place | None = own.get("_place")
+        return memory if place is None else place.view(memory)
 
     @property
     def data(self) -> bytes:  # type: ignore[override]
@@ -171,6 +173,10 @@ class Place(NamedTuple):
     shape: tuple[int, ...]
     offset: int
 
+    def view(self, memory: AnyArray) -> AnyArray:
+        """Return the array in the memory (uint8) of its record."""
+        return np.ndarray(self.shape, self.dtype, memory, self.offset)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -209,7 +215,15 @@ class Layout:
 
     def views(self, memory: AnyArray) -> list[AnyArray]:
         """Return the arrays in a piece of memory (uint8)."""
-        return [np.ndarray(p.shape, p.dtype, memory, p.offset) for p in self.places]
+        return [place.view(memory) for place in self.places]
+
+    @functools.cached_property
+    def attributes(self) -> list[tuple[str, dict[str, object]]]:
+        """Name of each array, and the attributes of its view in any memory."""
+        return [
+            (p.name, {"dtype": p.dtype_name, "shape": p.shape, "stype": _NUMPY, "_place": p})
+            for p in self.places
+        ]
 
     @functools.cached_property
     def runs(self) -> list[tuple[np.dtype[Any], int, int]]:
@@ -273,11 +287,11 @@ def flat_record(
     """
     if memory is None:
         memory = (new_memory or _own_memory)(layout)
-    ndarray = np.ndarray
-    arrays: dict[str, Array] = {
-        name: kind(ndarray(shape, dtype, memory, offset), dtype_name)
-        for name, dtype_name, dtype, shape, offset in layout.places
-    }
+    arrays: dict[str, Array] = {}
+    for name, attributes in layout.attributes:  # faster than calls of `kind`
+        arrays[name] = view = kind.__new__(kind)
+        view.__dict__.update(attributes)
+        view.__dict__["_memory"] = memory
     record = record_of(arrays)
     record.__dict__[_FLAT] = Flat(layout, memory, tuple(arrays.values()), new_memory)
     return record

@@ -11,14 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..protocol import TrainOrder, TrainReport
-from ..worker.model_io import (
-    FrozenTensors,
-    gradient_record,
-    load_gradients,
-    load_state,
-    model_fingerprint,
-    state_record,
-)
+from ..worker.model_io import FrozenTensors, SentTensors, model_fingerprint
 from ..worker.optimizer import OptimizerState
 from ..worker.timing import StepClock
 
@@ -59,6 +52,7 @@ class Replica:
         self._optimizer = optimizer
         if moves and state["state"]:  # of a checkpoint
             optimizer.load_state_dict(state)  # moves it to the parameters
+        self._sent = SentTensors(self.model)
         self._state = OptimizerState(self.model, optimizer)
         self._trained = [parameter.requires_grad for parameter in model.parameters()]
         self._frozen: FrozenTensors | None = None
@@ -76,7 +70,7 @@ class Replica:
 
     def arrays(self) -> ArrayRecord:
         """Return a copy of the tensors that are sent."""
-        return state_record(self.model)
+        return self._sent.record()
 
     def optimizer_state(self) -> ArrayRecord:
         """Return the optimizer's state, which the next step changes."""
@@ -97,11 +91,11 @@ class Replica:
     def load(self, order: TrainOrder) -> None:
         """Load the global model, and set the optimizer's state; or load an averaged gradient."""
         if order.brings == "model":
-            load_state(self.model, order.arrays)
+            self._sent.load(order.arrays)
             keeps = order.returns == "gradient" and order.momentum is None
             self._state.begin("keep" if keeps else order.momentum_policy, order.momentum)
         else:
-            load_gradients(self.model, order.arrays)
+            self._sent.load_gradients(order.arrays)
             if order.brings == "skip":
                 self.drop_gradients()
 
@@ -128,7 +122,7 @@ class Replica:
 
     def finish(self, arrays: ArrayRecord, trains: bool) -> None:
         """Load the final model."""
-        load_state(self.model, arrays)
+        self._sent.load(arrays)
         if trains:
             self._check_frozen()
 
@@ -140,12 +134,12 @@ class Replica:
         order, times = steps.order, steps.clock.end()
         momentum, is_zeroed = None, False
         if order.returns == "gradient":
-            arrays = gradient_record(self.model, order.arrays)
+            arrays = self._sent.gradients(like=order.arrays)
         else:
             self._check_trained()
             self._check_frozen(order.round)
             momentum, is_zeroed = self._state.end(order.momentum_policy)
-            arrays = state_record(self.model, like=order.arrays)
+            arrays = self._sent.record(like=order.arrays)
         has_losses = len(steps.losses) == steps.count > 0
         rate = self._optimizer.param_groups[0].get("lr")  # None with Adafactor's own rate
         return TrainReport(

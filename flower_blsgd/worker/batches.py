@@ -184,7 +184,7 @@ class BatchSource:
         if self._parts is None:
             with self._reader.own_randomness():
                 return self._brought(self._reader[seed, indices.tolist()])
-        parts = tuple(part[indices.to(part.device)] for part in self._parts)
+        parts = tuple(part.index_select(0, indices.to(part.device)) for part in self._parts)
         return parts if self.on_device else self._brought(parts)
 
     def batches(

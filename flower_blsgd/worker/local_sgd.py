@@ -18,15 +18,7 @@ from ..protocol import GRAD_SCALER, ProtocolError, TrainOrder, TrainReport
 from .batches import BatchSource, Collate, Samples, free_bytes_on
 from .local_step import LocalStep
 from .losses import cross_entropy
-from .model_io import (
-    FrozenTensors,
-    check_model,
-    gradient_record,
-    load_gradients,
-    load_state,
-    sent_tensors,
-    state_record,
-)
+from .model_io import FrozenTensors, SentTensors, check_model, sent_tensors
 from .optimizer import (
     MakeOptimizer,
     OptimizerState,
@@ -202,6 +194,7 @@ class LocalSGD:
             name=self._name,
         )
         self._state = OptimizerState(self.model, own, fused, self._step.scaler)
+        self._sent = SentTensors(self.model)
         self._frozen = FrozenTensors(self.model)
         self._kept_round = -1
         self.forget_momentum()  # a fused optimizer begins with zeros
@@ -271,7 +264,8 @@ class LocalSGD:
         self, order: TrainOrder, state: RecordDict | None, batches: Iterator[Any]
     ) -> TrainReport:
         self._begin(order, state)
-        self.model.train()
+        if not all(module.training for module in self._sent.modules):
+            self.model.train()
         self._step.skipped = 0
         self._phase = _STEPS
         try:
@@ -299,14 +293,14 @@ class LocalSGD:
         """Load what the order brings: a model, or an averaged gradient for the model kept here."""
         kept, self._kept_round = self._kept_round, -1
         if order.brings == "model":
-            load_state(self.model, order.arrays)
+            self._sent.load(order.arrays)
             self._frozen.begin(order.arrays)
             self._phase = "loading the optimizer's state"
             self._state.begin(order.momentum_policy, order.momentum, state)
         elif kept != order.round - 1:
             raise ProtocolError(f"this worker has not kept the model before round {order.round}")
         else:
-            load_gradients(self.model, order.arrays)
+            self._sent.load_gradients(order.arrays)
             if order.brings == "skip":
                 self._step.optimizer.zero_grad()
 
@@ -315,14 +309,16 @@ class LocalSGD:
     ) -> tuple[ArrayRecord, ArrayRecord | None, bool]:
         """Return what the order asks for, and `OptimizerState.end`."""
         if order.returns == "gradient":
-            return gradient_record(self.model, order.arrays), None, False
+            return self._sent.gradients(like=order.arrays), None, False
         self._frozen.check(order.round)
-        self._step.optimizer.zero_grad()  # the copies need their memory
+        for group in self._step.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None  # the copies need their memory
         momentum, is_zeroed = self._state.end(order.momentum_policy, state)
         if momentum is not None and self._step.scaler is not None and order.brings != "model":
             scale = {GRAD_SCALER: self._step.scaler.state}
             momentum[GRAD_SCALER] = view_record(scale)[GRAD_SCALER]
-        return state_record(self.model, like=order.arrays), momentum, is_zeroed
+        return self._sent.record(like=order.arrays), momentum, is_zeroed
 
     def _do_steps(
         self, order: TrainOrder, batches: Iterator[Any]

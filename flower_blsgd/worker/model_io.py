@@ -1,9 +1,11 @@
 """Conversion of a model's tensors to and from Flower records."""
 
 import hashlib
+import operator
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import safetensors.numpy
 import torch
 from flwr.app import ArrayRecord
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..errors import UsageError, first_line
-from ..flower.array_records import Layout, elements_of, flat_like, flat_of, flat_record
+from ..flower.array_records import AnyArray, Layout, elements_of, flat_like, flat_of, flat_record
 from .transfer import copy_to_device, copy_to_host, tensor_on
 
 
@@ -27,7 +29,7 @@ def sent_tensors(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in seen and _is_sent(tensor):
             seen.add(id(tensor))
-            found[name] = tensor.detach()
+            found[name] = tensor
     return found
 
 
@@ -114,15 +116,6 @@ def first_difference(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     return ""
 
 
-def _named_in(model: nn.Module, record: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a model that a record has: those that are sent, or the state dict."""
-    own = sent_tensors(model)
-    if record.keys() == own.keys():
-        return own
-    state = model.state_dict()
-    return state if record.keys() == state.keys() else own
-
-
 def _check_shapes(record: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
     if different := first_difference(record, own):
         last = f"if training changes it, make it as large from the start, or {_SCRATCH}"
@@ -130,12 +123,146 @@ def _check_shapes(record: Mapping[str, Any], own: Mapping[str, Tensor]) -> None:
 
 
 def load_state(model: nn.Module, arrays: ArrayRecord) -> None:
-    """Overwrite the tensors of a model that are sent, or those of the whole state dict.
+    """Overwrite the tensors of a model; see `SentTensors.load`."""
+    SentTensors(model).load(arrays)
 
-    Returns when the record's memory may be reused. UsageError names the first difference in names
-    or shapes.
+
+def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayRecord:
+    """Return a copy of the tensors of a model; see `SentTensors.record`."""
+    return SentTensors(model).record(like)
+
+
+class SentTensors:
+    """The tensors of a model that are sent, and copies of them from and to records.
+
+    Finding them takes longer than copying those of a small model. So they are found once, and again
+    when a tensor or a module has been replaced, frozen or resized.
     """
-    _load(_named_in(model, arrays), arrays)
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._find()
+
+    def load(self, arrays: ArrayRecord) -> None:
+        """Overwrite the tensors that are sent, or those of the whole state dict.
+
+        Returns when the record's memory may be reused. UsageError names the first difference in
+        names or shapes.
+        """
+        own, flat = self._named_in(arrays), flat_of(arrays)
+        if self._bytes and flat is not None and flat.layout == self._layout:
+            memory = flat.bytes
+            for where, elements in self._bytes:
+                elements[:] = memory[where]
+            torch.autograd.graph.increment_version(own.values())
+        else:
+            _load(own, arrays)
+
+    def record(self, like: ArrayRecord | None = None) -> ArrayRecord:
+        """Return a copy of the tensors that are sent, in one buffer.
+
+        Tensors of 16 bits become float32. With `like`, the record has the same tensors as this one,
+        and a buffer of the same kind, see `flat_like`. UsageError if training has changed a shape.
+        """
+        own = self._named_in(like)
+        before = None if like is None else flat_of(like)
+        layout = self._layout if like is None else before and before.layout
+        if not self._bytes or layout != self._layout:
+            return _record(own, like)
+        record = flat_record(self._layout) if like is None else flat_like(like)
+        flat = flat_of(record)
+        assert flat is not None
+        memory = flat.bytes
+        for where, elements in self._bytes:
+            memory[where] = elements
+        return record
+
+    def load_gradients(self, arrays: ArrayRecord) -> None:
+        """Overwrite the gradients of the model with those in a record, and its buffers; see `load`.
+
+        A parameter without a gradient keeps none if that in the record is zero: no worker used it.
+        """
+        own = self._gradients_in(arrays)
+        _load({name: tensor for name, (tensor, _) in own.items()}, arrays)
+        for name, (gradient, parameter) in own.items():
+            if parameter is not None and elements_of(arrays[name]).any():
+                parameter.grad = gradient
+
+    def gradients(self, like: ArrayRecord) -> ArrayRecord:
+        """Return a copy of the model's gradients, and of its buffers, as `record` of its tensors.
+
+        The gradient of a parameter without one is zero.
+        """
+        return _record({n: tensor for n, (tensor, _) in self._gradients_in(like).items()}, like)
+
+    def _gradients_in(self, record: ArrayRecord) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Return the gradients and buffers in a record; with the parameter of a new gradient."""
+        found: dict[str, tuple[Tensor, Tensor | None]] = {}
+        for name, tensor in self._named_in(record).items():
+            if not isinstance(tensor, nn.Parameter) or not tensor.requires_grad:
+                found[name] = tensor, None
+            elif tensor.grad is None:
+                found[name] = torch.zeros_like(tensor), tensor
+            else:
+                tensor.grad = tensor.grad.to_dense()
+                found[name] = tensor.grad, None
+        return found
+
+    def _named_in(self, record: ArrayRecord | None) -> dict[str, Tensor]:
+        """Return the tensors that a record has: those that are sent, or the state dict."""
+        if self._has_changed():
+            self._find()
+        flat = None if record is None else flat_of(record)
+        if record is None or (flat is not None and flat.layout == self._layout):
+            return self._tensors
+        if record.keys() != self._tensors.keys():
+            state = self._model.state_dict(keep_vars=True)
+            if record.keys() == state.keys():
+                return state
+        return self._tensors
+
+    def _has_changed(self) -> bool:
+        entries = [entry for store in self._stores for entry in store.values()]
+        return not (
+            self._is_whole
+            and len(entries) == len(self._entries)
+            and all(map(operator.is_, entries, self._entries))
+            and [parameter.requires_grad for parameter in self._parameters] == self._trains
+            and _marks(self._tensors) == self._marks
+        )
+
+    def _find(self) -> None:
+        self.modules = list(self._model.modules())
+        self._stores = [s for m in self.modules for s in (m._parameters, m._buffers, m._modules)]
+        self._entries = [entry for store in self._stores for entry in store.values()]
+        self._parameters = list(self._model.parameters())
+        self._trains = [parameter.requires_grad for parameter in self._parameters]
+        self._tensors = sent_tensors(self._model)
+        self._marks = _marks(self._tensors)
+        # A custom state_dict may have tensors that are in no store.
+        self._is_whole = set(map(id, self._tensors.values())) <= set(map(id, self._entries))
+        self._layout = _layout_of(self._tensors)
+        self._bytes = _bytes_of(self._tensors, self._layout)
+
+
+def _marks(tensors: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
+    """Return what differs after a tensor was resized, or has got other memory through `data`."""
+    return [(t.data_ptr(), t.shape, t.is_contiguous()) for t in tensors.values()]
+
+
+def _layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    return Layout.of((n, _dtype_sent(t), tuple(t.shape)) for n, t in tensors.items())
+
+
+def _bytes_of(tensors: Mapping[str, Tensor], layout: Layout) -> list[tuple[slice, AnyArray]]:
+    """Return where each tensor is in a record, and its memory; empty if the bytes differ there."""
+    if moves_in_pieces(tensors) or not all(
+        t.is_contiguous() and t.dtype not in SHORT_DTYPES for t in tensors.values()
+    ):
+        return []
+    memory = [t.detach().numpy().reshape(-1).view(np.uint8) for t in tensors.values()]
+    pairs = zip(layout.places, memory, strict=True)
+    return [(slice(p.offset, p.offset + len(m)), m) for p, m in pairs]
 
 
 def _load(own: Mapping[str, Tensor], arrays: ArrayRecord) -> None:
@@ -149,17 +276,8 @@ def _load(own: Mapping[str, Tensor], arrays: ArrayRecord) -> None:
             torch._foreach_copy_(list(own.values()), sources)
 
 
-def state_record(model: nn.Module, like: ArrayRecord | None = None) -> ArrayRecord:
-    """Return a copy of the tensors of a model that are sent, in one buffer.
-
-    Tensors of 16 bits become float32. With `like`, the record has the same tensors as this one, and
-    a buffer of the same kind, see `flat_like`. UsageError if training has changed a shape.
-    """
-    return _record(sent_tensors(model) if like is None else _named_in(model, like), like)
-
-
 def _record(own: Mapping[str, Tensor], like: ArrayRecord | None) -> ArrayRecord:
-    layout = Layout.of((n, _dtype_sent(tensor), tuple(tensor.shape)) for n, tensor in own.items())
+    layout = _layout_of(own)
     if like is not None and ((flat := flat_of(like)) is None or flat.layout != layout):
         _check_shapes(like, own)
     record = flat_record(layout) if like is None else flat_like(like, layout)
@@ -172,44 +290,6 @@ def _record(own: Mapping[str, Tensor], like: ArrayRecord | None) -> ArrayRecord:
             targets = [torch.from_numpy(array.numpy()) for array in record.values()]
             torch._foreach_copy_(targets, list(own.values()))
     return record
-
-
-def load_gradients(model: nn.Module, arrays: ArrayRecord) -> None:
-    """Overwrite the gradients of a model with those in a record, and its buffers; see `load_state`.
-
-    A parameter without a gradient keeps none if that in the record is zero: no worker used it.
-    """
-    own = _gradients_in(model, arrays)
-    _load({name: tensor for name, (tensor, _) in own.items()}, arrays)
-    for name, (gradient, parameter) in own.items():
-        if parameter is not None and elements_of(arrays[name]).any():
-            parameter.grad = gradient
-
-
-def gradient_record(model: nn.Module, like: ArrayRecord) -> ArrayRecord:
-    """Return a copy of a model's gradients, and of its buffers, as `state_record` of its tensors.
-
-    The gradient of a parameter without one is zero.
-    """
-    return _record({n: tensor for n, (tensor, _) in _gradients_in(model, like).items()}, like)
-
-
-def _gradients_in(
-    model: nn.Module, record: ArrayRecord
-) -> dict[str, tuple[Tensor, nn.Parameter | None]]:
-    """Return the gradients and buffers that a record has; with the parameter of a new gradient."""
-    every = model.state_dict(keep_vars=True)
-    found: dict[str, tuple[Tensor, nn.Parameter | None]] = {}
-    for name, tensor in _named_in(model, record).items():
-        parameter = every[name]
-        if not isinstance(parameter, nn.Parameter) or not parameter.requires_grad:
-            found[name] = tensor, None
-        elif parameter.grad is None:
-            found[name] = torch.zeros_like(tensor), parameter
-        else:
-            parameter.grad = parameter.grad.to_dense()
-            found[name] = parameter.grad, None
-    return found
 
 
 def moves_in_pieces(state: Mapping[str, Tensor]) -> bool:

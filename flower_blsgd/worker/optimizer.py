@@ -1,5 +1,7 @@
 """Optimizers of a worker, and the state that they keep between orders."""
 
+import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -128,6 +130,8 @@ class OptimizerState:
         self._optimizer = optimizer
         self._fill = fill and optimizer.defaults.get("momentum") != 0
         self._scaler = scaler
+        self._kept: list[object] = []
+        """The last record of a node, its arrays, and the optimizer's values to which they refer."""
 
     def begin(
         self, policy: str, sent: ArrayRecord | None, node_state: RecordDict | None = None
@@ -136,7 +140,7 @@ class OptimizerState:
 
         Without `node_state`, the optimizer itself has kept it.
         """
-        kept = None if node_state is None else node_state.array_records.get(MOMENTUM)
+        kept = _kept_in(node_state)
         before = sent or kept
         if self._scaler is not None and before and GRAD_SCALER in before:
             self._scaler.load(before[GRAD_SCALER].numpy())
@@ -144,7 +148,7 @@ class OptimizerState:
             self.load(None)
         elif policy == "average" or sent is not None:
             self.load(sent)
-        elif node_state is not None:
+        elif node_state is not None and not self._is_current(kept):
             self.load(kept, copy=False)
 
     def end(
@@ -159,7 +163,8 @@ class OptimizerState:
             self.zero()
         if policy == "average":
             return (None if is_zeroed else self.record()), is_zeroed
-        if policy == "keep" and node_state is not None:
+        is_kept = policy != "keep" or self._is_current(_kept_in(node_state))
+        if node_state is not None and not is_kept:
             kept = self.record(copy=False)
             if self._scaler is not None:
                 kept[GRAD_SCALER] = view_record({GRAD_SCALER: self._scaler.state})[GRAD_SCALER]
@@ -167,7 +172,17 @@ class OptimizerState:
                 node_state[MOMENTUM] = kept
             else:  # not that of the order before
                 node_state.pop(MOMENTUM, None)
+            if self._scaler is None:  # whose state the record does not follow
+                self._kept = [kept or None, *kept.values(), *self._values()]
         return None, is_zeroed
+
+    def _is_current(self, kept: ArrayRecord | None) -> bool:
+        """Return whether a node's record and the optimizer still have the same tensors."""
+        now = [kept, *(kept or {}).values(), *self._values()]
+        return len(now) == len(self._kept) and all(map(operator.is_, now, self._kept))
+
+    def _values(self) -> list[object]:
+        return [value for state in self._optimizer.state.values() for value in state.values()]
 
     def record(self, copy: bool = True) -> ArrayRecord:
         """Return the state; empty before the first step.
@@ -191,6 +206,7 @@ class OptimizerState:
         parameter's shape gets the parameter's strides, which fused optimizers require. Without
         `copy`, the optimizer uses the record's memory or tensors where possible.
         """
+        self._kept = []
         slots, state = slots_of(self._optimizer), self._optimizer.state
         for name, parameter in self._model.named_parameters():
             if names := _names_in(record or {}, name, slots):
@@ -221,10 +237,14 @@ class OptimizerState:
 
     def is_finite(self) -> bool:
         """Return whether the state is finite, with one synchronization of the device."""
-        kept = (value for state in self._optimizer.state.values() for value in state.values())
-        tensors = [t for t in kept if isinstance(t, Tensor) and t.is_floating_point()]
+        tensors = [t for t in self._values() if isinstance(t, Tensor) and t.is_floating_point()]
         tensors = [t._values() if t.is_sparse else t for t in tensors]
-        if not tensors or get_total_norm(tensors).isfinite():
+        if all(t.is_cpu for t in tensors):  # faster, and a wait for each costs nothing
+            norms = torch._foreach_norm(tensors) if tensors else []
+            is_finite = all(map(math.isfinite, map(float, norms)))
+        else:
+            is_finite = bool(get_total_norm(tensors).isfinite())
+        if is_finite:
             return True
         return all(bool(t.isfinite().all()) for t in tensors)  # only the sum of squares overflowed
 
@@ -302,6 +322,11 @@ class TensorArray(ArrayView):
 
 
 TensorArray.__qualname__ = ArrayView.__qualname__  # Flower writes it on the wire
+
+
+def _kept_in(node_state: RecordDict | None) -> ArrayRecord | None:
+    kept = None if node_state is None else node_state.get(MOMENTUM)
+    return kept if isinstance(kept, ArrayRecord) else None
 
 
 def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flower_blsgd import LocalSGD
-from flower_blsgd.worker import local_sgd
 from flower_blsgd.worker.batches import BatchSource
 from flower_blsgd.worker.loader import loader_workers
 
@@ -143,13 +142,11 @@ def test_worker_trains_the_same_with_processes(device: str) -> None:
 def test_processes_read_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     sgd = LocalSGD(independent_model(), Images())
-    batches, load = sgd._source.batches, local_sgd.load_state
+    batches, load = sgd._source.batches, sgd._sent.load
     monkeypatch.setattr(
         sgd._source, "batches", lambda *given: (done.append("batches"), batches(*given))[1]
     )
-    monkeypatch.setattr(
-        local_sgd, "load_state", lambda *given: (done.append("load"), load(*given))[1]
-    )
+    monkeypatch.setattr(sgd._sent, "load", lambda *given: (done.append("load"), load(*given))[1])
     sgd.run(independent_order())
     assert done == ["batches", "load"]
 

@@ -106,16 +106,16 @@ def test_what_fits_is_found_by_halving_and_undone(
 @pytest.mark.parametrize(
     ("function", "phase"),
     [
-        ("load_state", "loading the global model"),
+        ("SentTensors.load", "loading the global model"),
         ("OptimizerState.begin", "loading the optimizer's state"),
-        ("state_record", "sending the model"),
+        ("SentTensors.record", "sending the model"),
     ],
 )
 def test_outside_of_steps_the_phase_and_the_bytes_are_named(
     monkeypatch: pytest.MonkeyPatch, function: str, phase: str
 ) -> None:
     sgd, state = LocalSGD(small_model(), data(), name="fast-0"), RecordDict()
-    expected = sgd.run(order_of(1), state)
+    expected, second = sgd.run(order_of(1), state), order_of(2)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -123,7 +123,7 @@ def test_outside_of_steps_the_phase_and_the_bytes_are_named(
     with monkeypatch.context() as patched:
         patched.setattr(f"flower_blsgd.worker.local_sgd.{function}", refuse)
         patched.setattr(local_sgd, "free_bytes_on", lambda device: 1_500)
-        line = refusal(sgd.run, order_of(2), state)
+        line = refusal(sgd.run, second, state)
     # 216 + 8 + 8 + 64 + 8 + 1,152 + 4 parameters and 16 + 1 numbers of BatchNorm
     assert line == (
         f"worker fast-0: out of memory on cpu while {phase} (5.9 kB, 1.5 kB free); end other "

@@ -1,6 +1,7 @@
 """Weights to and from Flower records."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from flower_blsgd.flower.array_records import Layout, flat_like, flat_of, flat_record, view_record
 from flower_blsgd.worker import model_io, transfer
-from flower_blsgd.worker.model_io import load_state, state_record
+from flower_blsgd.worker.model_io import SentTensors, load_state, state_record
 
 
 @pytest.fixture(params=[None, 1 << 25, 300, 1], autouse=True)
@@ -54,6 +55,61 @@ def test_there_and_back(channels_last: bool) -> None:
             assert array.numpy().tolist() == expected[name].tolist(), name
             assert (array.dtype, array.shape) == (order[name].dtype, order[name].shape)
     assert state_of(make_model(1)) == {n: a.numpy().flatten().tolist() for n, a in order.items()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model[1], "running_mean", torch.ones(40)),
+        lambda model: setattr(model[3].weight, "data", torch.ones(2, 160)),
+        lambda model: setattr(model[0].weight, "data", model[0].weight.data.transpose(2, 3)),
+        lambda model: setattr(model[3], "bias", nn.Parameter(torch.ones(2))),
+        lambda model: setattr(model, "3", nn.Linear(160, 2)),
+        lambda model: model[3].bias.requires_grad_(False),
+        lambda model: model.append(nn.Linear(2, 2)),
+        lambda model: setattr(model[3].bias, "data", model[3].bias.data[:1]),
+        lambda model: model.to(torch.float64),
+    ],
+)
+def test_tensors_of_a_model_that_has_changed_are_found_again(
+    change: Callable[[nn.Sequential], object],
+) -> None:
+    own, fresh = make_model(1), make_model(1)
+    sent = SentTensors(own)
+    sent.load(state_record(make_model(2)))
+    load_state(fresh, state_record(make_model(2)))
+    for model in (own, fresh):
+        torch.manual_seed(0)
+        change(model)
+    record = state_record(fresh)
+    assert {n: (a.dtype, a.numpy().tolist()) for n, a in sent.record().items()} == {
+        n: (a.dtype, a.numpy().tolist()) for n, a in record.items()
+    }
+    for array in record.values():
+        array.numpy()[...] += 1
+    sent.load(record)
+    load_state(fresh, record)
+    assert state_of(own) == state_of(fresh)
+
+
+def test_tensors_that_only_a_custom_state_dict_has_are_found_in_every_round() -> None:
+    class Computed(nn.Linear):
+        def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+            return {"doubled": 2 * self.weight.detach()}
+
+    model = Computed(1, 1)
+    sent = SentTensors(model)
+    for value in (1.0, 2.0):
+        nn.init.constant_(model.weight, value)
+        assert sent.record()["doubled"].numpy() == 2 * value
+
+
+def test_backward_pass_through_weights_that_a_load_has_changed_is_an_error() -> None:
+    model = make_model(1)
+    loss = model(torch.ones(2, 3, 4, 4)).sum()
+    load_state(model, state_record(make_model(2)))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_another_model_is_refused_by_name() -> None:

@@ -227,6 +227,28 @@ def test_momentum_of_another_optimizer_is_zero() -> None:
         assert same_bits(found, LocalSGD(model_of(), data(), optimizer=own).run(order).arrays)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_state_that_a_node_has_changed_or_set_back_is_loaded(optimizer: str) -> None:
+    def copied() -> RecordDict:
+        return RecordDict(dict(over_the_wire(Message(node, 1, "train")).content))
+
+    def trained_from(state: RecordDict) -> ArrayRecord:
+        own = LocalSGD(model_of(), data(), optimizer=optimizer)
+        return own.run(order_of(2, start()), state).arrays
+
+    sgd, node = LocalSGD(model_of(), data(), optimizer=optimizer), RecordDict()
+    sgd.run(order_of(1, start()), node)
+    older, expected = copied(), trained_from(copied())
+    assert same_bits(sgd.run(order_of(2, start()), node).arrays, expected)
+    node["momentum"] = older["momentum"]  # as an engine does after a failed call
+    assert same_bits(sgd.run(order_of(2, start()), node).arrays, expected)
+    momentum = node.array_records["momentum"]
+    first = next(iter(momentum))
+    momentum[first] = Array(1 + momentum[first].numpy())
+    expected = trained_from(copied())
+    assert same_bits(sgd.run(order_of(2, start()), node).arrays, expected)
+
+
 # --- what overflows
 
 
@@ -329,7 +351,7 @@ def test_state_of_a_custom_optimizer_that_is_not_finite_is_given_up(raises: bool
     infinite = order_of(2, start(), sample_weights=np.full(len(order_of(2, start()).indices), 1e38))
     if raises:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local_sgd, "state_record", lambda *_, **__: 1 / 0)
+            patch.setattr(local_sgd.SentTensors, "record", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 sgd.run(infinite, node)
     else:
