@@ -5,6 +5,7 @@ computed by IEEE operations in a fixed order, so the result is bit-identical for
 numbers of threads and machines.
 """
 
+import cmath
 import functools
 import os
 import sys
@@ -55,16 +56,20 @@ def threads_for(num_bytes: int) -> int:
     return num_threads() if num_bytes >= _ONE_THREAD_BYTES else 1
 
 
-def share(parts: Iterable[_Part], work: Callable[[_Part], object], threads: int) -> None:
+def share(
+    parts: Iterable[_Part], work: Callable[[_Part], object], threads: int, **errors: Any
+) -> None:
     """Call `work` once with every part, in several threads, and wait for all of them.
 
     The parts must be independent. The error of a thread is raised after all threads have ended.
+    `errors` are those of `numpy.errstate`.
     """
     waiting = iter(list(parts))  # threads may share a list's iterator
 
     def work_on() -> None:
-        for part in waiting:
-            work(part)
+        with np.errstate(**errors):
+            for part in waiting:
+                work(part)
 
     if threads == 1:
         work_on()
@@ -125,15 +130,15 @@ def move(
             np.maximum.reduce(rows, out=target)
             return
         try:
-            with np.errstate(over="raise", invalid="ignore"):
-                _sum(target, rows, terms, unit)
+            _sum(target, rows, terms, unit)
         except FloatingPointError:  # near the largest number, as in a mask
-            with np.errstate(over="ignore", invalid="ignore"):
+            with np.errstate(over="ignore"):
                 _sum(target, rows, terms, unit)
                 _sum_in_float64(target, rows, scales)
 
     num_bytes = sum(tensor.nbytes for tensor in flat_out)
-    share(_chunks(flat_out), work, threads_for(num_bytes * (1 + len(models))))
+    threads = threads_for(num_bytes * (1 + len(models)))
+    share(_chunks(flat_out), work, threads, over="raise", invalid="ignore")
     for tensor, result in zip(moved, flat_out, strict=True):
         if not tensor.flags.c_contiguous:  # ravel made a copy
             tensor[...] = result.reshape(tensor.shape)
@@ -224,10 +229,10 @@ def first_not_finite(tensors: Mapping[str, AnyArray]) -> str | None:
     def work(chunk: tuple[int, slice]) -> None:
         i, part = chunk
         values = flat[i][part]
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = np.einsum("i->", values)  # five times as fast as numpy.sum
-        if not np.isfinite(total) and not np.isfinite(values).all():
+        total = np.einsum("i->", values)  # five times as fast as numpy.sum
+        if not cmath.isfinite(total) and not np.isfinite(values).all():
             found.append(i)
 
-    share(_chunks(flat), work, threads_for(sum(tensor.nbytes for tensor in flat)))
+    threads = threads_for(sum(tensor.nbytes for tensor in flat))
+    share(_chunks(flat), work, threads, over="ignore", invalid="ignore")
     return names[min(found)] if found else None

@@ -15,6 +15,7 @@ from ..strategy.budget import NO_LIMIT, Budget
 from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, shown_late
 from .history import RunHistory
+from .round_totals import RunMetrics
 from .sinks import Sink
 
 OnRoundEnd = Callable[[RoundRecord], object]
@@ -64,7 +65,6 @@ class ProgressView(Sink):
         self._live: Progress | None = None
         self._began = time.monotonic()
         self._share_done = self._share_before = 0.0
-        self._pace = ""
 
     def say(self, line: str) -> None:
         """Print a permanent line; the loss of the screen is no error."""
@@ -90,13 +90,6 @@ class ProgressView(Sink):
     def add_round(self, record: RoundRecord, history: RunHistory) -> Iterable[str]:
         """Show a finished round, which the history already contains."""
         metrics = history.metrics
-        examples = sum(row.num_examples for row in record.workers)
-        shares = {"fast": metrics.waiting_share(True, last_round=True)}
-        shares["slow"] = metrics.waiting_share(False, last_round=True)
-        waits = [f"{tier} waits {x:.0%}" for tier, x in shares.items() if x is not None]
-        self._pace = (
-            f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
-        )
         used = Budget(record.epochs_done, metrics.budget_seconds, record.round, metrics.samples)
         if not self._share_done:  # starting the workers does not count
             self._began = time.monotonic() - record.round_seconds
@@ -104,13 +97,13 @@ class ProgressView(Sink):
                 record.epochs_done - 1 / record.rounds_in_epoch,
                 metrics.budget_seconds - metrics.last_budget_seconds,
                 record.round - 1,
-                metrics.samples - examples,
+                metrics.samples - sum(row.num_examples for row in record.workers),
             )
             self._share_before = self._budget.share(before)
         self._share_done = min(1.0, self._budget.share(used))
         if self._live is not None:
             at = f"round {record.round_in_epoch}/{record.rounds_in_epoch}"
-            text = self._line(f"epoch {record.epoch}{self._of_epochs}", at)
+            text = self._line(metrics, f"epoch {record.epoch}{self._of_epochs}", at)
             self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
         if self._on_round_end is not None:
             self._on_round_end(record)
@@ -126,7 +119,7 @@ class ProgressView(Sink):
             yield "  ".join([number, *accuracy, f"(arrived {shown_late(row.late)} later)"])
         else:
             loss = [] if math.isnan(row.train_loss) else [f"train loss {row.train_loss:.4f}"]
-            yield self._line(number, *accuracy, *loss)
+            yield self._line(history.metrics, number, *accuracy, *loss)
         if self._on_epoch_end is not None:
             self._on_epoch_end(row)
 
@@ -137,9 +130,16 @@ class ProgressView(Sink):
                 self._live.stop()
             self._live = None
 
-    def _line(self, *parts: str) -> str:
+    def _line(self, metrics: RunMetrics, *parts: str) -> str:
+        pace = ""
+        for record in metrics.records[-1:]:
+            shares = {"fast": metrics.waiting_share(True, last_round=True)}
+            shares["slow"] = metrics.waiting_share(False, last_round=True)
+            waits = [f"{tier} waits {x:.0%}" for tier, x in shares.items() if x is not None]
+            examples = sum(row.num_examples for row in record.workers)
+            pace = f"{examples / record.round_seconds:,.0f} samples/s  {', '.join(waits)}".rstrip()
         spent, done = time.monotonic() - self._began, self._share_done - self._share_before
         left = "?"
         if done > 0:
             left = str(timedelta(seconds=round(spent * (1 - self._share_done) / done)))
-        return "  ".join([*parts, self._pace, f"{left} left"])
+        return "  ".join([*parts, pace, f"{left} left"])

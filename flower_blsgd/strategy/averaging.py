@@ -184,13 +184,17 @@ def average_metrics(
         return MetricRecord({weighted_by_key: 0})
     contents = []
     counted = [o.reply.metrics for o in outcomes if o.reply is not None and o.load > 0]
-    forms = {key: np.shape(v) for key, v in counted[0].items() if key not in TIMING_KEYS}
+    lengths = {key: _length(v) for key, v in counted[0].items() if key not in TIMING_KEYS}
     for own in counted:
-        kept = {k: v for k, v in own.items() if np.shape(v) == forms.get(k)}
+        kept = {k: v for k, v in own.items() if _length(v) == lengths.get(k)}
         contents.append(unchecked_content({METRICS: unchecked_record(MetricRecord, kept)}))
     metrics = average(contents, weighted_by_key) or MetricRecord()
     metrics[weighted_by_key] = int(sum(outcome.load for outcome in outcomes))
     return metrics
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else -1
 
 
 def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:

@@ -1,6 +1,6 @@
 """Length of a run: its limits, and what is used of them."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..config import RunConfig
@@ -63,11 +63,11 @@ class Budget:
         return next((name for name in reached if name != "epochs" or epoch_ended), "")
 
     def _limits(self, used: "Budget") -> list[tuple[str, float, float]]:
-        limits = asdict(self).items()
+        limits = vars(self).items()
         return [(name, getattr(used, name), limit) for name, limit in limits if limit]
 
     def __str__(self) -> str:
-        names = [name for name, limit in asdict(self).items() if limit]
+        names = [name for name, limit in vars(self).items() if limit]
         if len(names) > 1 and self.epochs >= NO_LIMIT:
             names.remove("epochs")
         return ", or ".join(map(self._words, names[::-1]))

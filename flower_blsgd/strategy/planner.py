@@ -127,11 +127,12 @@ class Planner:
         elif self.rest_is_due:
             others = [worker for worker in active if worker not in self.training(active)]
             self._plan(server_round, [*self.workers, *others], is_rest=True)
+        share = self.budget_share
         rate = self.settings.learning_rate.at(
-            self.progress.epoch, self.budget_share, self.progress.rounds_done, self.plan.rounds
+            self.progress.epoch, share, self.progress.rounds_done, self.plan.rounds
         )
         orders = [
-            (worker, self._order(server_round, rank, worker, rate, arrays))
+            (worker, self._order(server_round, rank, worker, rate, share, arrays))
             for rank, worker in enumerate(self.workers)
             if worker in active
         ]
@@ -139,7 +140,13 @@ class Planner:
         return Round(orders, arrays, self.settings.keys, self.settings.batch_size, *position)
 
     def _order(
-        self, server_round: int, rank: int, worker: Worker, rate: float, arrays: ArrayRecord
+        self,
+        server_round: int,
+        rank: int,
+        worker: Worker,
+        rate: float,
+        budget_share: float,
+        arrays: ArrayRecord,
     ) -> TrainOrder:
         shape, per_round = self.plan.shape, self.plan.shape.samples_per_round
         in_stream = self.settings.sampler.is_stream and self.settings.selection is None
@@ -156,7 +163,7 @@ class Planner:
             sample_weights=self.plan.sample_weights(self.progress.rounds_done, rank),
             arrays=arrays,
             momentum=self.averaged_momentum or self.resumed_momentum.get(worker.index),
-            progress=min(1.0, self.budget_share),
+            progress=min(1.0, budget_share),
             stream_start=self.samples_planned_so_far + sum(per_round[:rank]) if in_stream else 0,
             stream_stride=sum(per_round) if in_stream else 0,
         )

@@ -1,5 +1,6 @@
 """Check the models and reports in replies."""
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from ..algorithm.tensor_sum import AnyArray, first_not_finite
-from ..flower.array_records import FlatTensors, elements_of, flat_of
+from ..flower.array_records import FlatTensors, Layout, elements_of, flat_of
 from ..protocol import (
     COUNTERS,
     GRAD_SCALER,
@@ -36,20 +37,24 @@ _SCALE: _Kind = ((2,), np.dtype(np.float32))
 # --- models ---------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=16)
+def _kinds_of(layout: Layout) -> tuple[dict[str, _Kind], int]:
+    """Return the shape and dtype of each tensor of a model, and the size of all in bytes."""
+    kinds = {place.name: (place.shape, place.dtype) for place in layout.places}
+    return kinds, sum(math.prod(shape) * dtype.itemsize for shape, dtype in kinds.values())
+
+
 class ModelShape:
-    """Names, shapes and dtypes of the tensors of a model, to check replies."""
+    """Names, shapes and dtypes of the tensors of a model, to check replies.
+
+    `num_bytes` is the size of the model in bytes.
+    """
 
     def __init__(self, arrays: ArrayRecord) -> None:
-        self._tensors: dict[str, _Kind] = {
-            name: (tuple(array.shape), np.dtype(array.dtype)) for name, array in arrays.items()
-        }
         flat = flat_of(arrays)
-        self._layout = flat.layout if flat else None
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the model in bytes."""
-        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._tensors.values())
+        kinds = ((name, array.dtype, tuple(array.shape)) for name, array in arrays.items())
+        self._layout = flat.layout if flat else Layout.of(kinds)
+        self._tensors, self.num_bytes = _kinds_of(self._layout)
 
     def checked(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
         """Return the tensors of a model by name.

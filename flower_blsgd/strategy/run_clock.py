@@ -8,13 +8,14 @@ from .round_metrics import RoundRecord
 
 
 def on_own_devices(
-    record: RoundRecord, seconds_per_step: Mapping[int, float]
+    record: RoundRecord, seconds_per_step: Mapping[int, float], with_workers: bool = True
 ) -> RoundRecord | None:
     """Return a round with the times it would take if each worker had its own device.
 
     Computing lasts as long as that of the slowest worker, by its completed steps and its seconds
     per step *alone*, with its full batch, given by worker index; transfer and averaging are as
-    measured. None if the speed or the times of a worker that did a step are unknown.
+    measured. None if the speed or the times of a worker that did a step are unknown. The times of
+    each worker are changed only `with_workers`.
     """
     rows = [row for row in record.workers if row.completed_steps]
     loads = {row.worker: row.completed_steps * row.batch_scale for row in rows}
@@ -36,8 +37,13 @@ def on_own_devices(
             waiting_seconds=longest - compute.get(row.worker, longest),
         )
         for row in record.workers
+        if with_workers
     ]
-    return replace(record, round_seconds=longest + transfer_and_averaging, workers=tuple(workers))
+    return replace(
+        record,
+        round_seconds=longest + transfer_and_averaging,
+        workers=tuple(workers) or record.workers,
+    )
 
 
 @dataclass
@@ -66,7 +72,7 @@ class RunClock:
         """
         seconds = record.planning_seconds + record.round_seconds
         self.training_seconds += seconds
-        computed = on_own_devices(record, seconds_per_step)
+        computed = on_own_devices(record, seconds_per_step, self.clock == "device")
         before = self.device_seconds if self.rounds else 0.0
         if computed is None or before is None:
             self.device_seconds = None
