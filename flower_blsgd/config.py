@@ -237,6 +237,11 @@ class RunConfig:
                 'local-steps-fast = "auto" cannot be combined with epoch = "table", which '
                 'reproduces numbers of the paper; set a number, or epoch = "samples"'
             )
+        if self.choices.average == "gradients" and self.wire_dtype != "float32":
+            raise UsageError(
+                f'wire-dtype = "{self.wire_dtype}" sends changes of models, not gradients; use '
+                '"float32", or average = "models"'
+            )
         if self.nesterov and self.momentum == 0:
             raise UsageError("nesterov = true requires momentum above 0, but momentum = 0.0")
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message
+from flwr.clientapp import ClientApp
 from flwr.serverapp.exception import AggregationError
 from torch import nn
 
@@ -20,6 +21,8 @@ from flower_blsgd.checkpoint.state import capture, restore
 from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.rounds import RoundEnd
 
+from ..grids.stream.streams import made_app, streaming
+from ..hosts.host_nodes import HostNode
 from ..in_process_grid import (
     FastGrid,
     InProcessGrid,
@@ -242,6 +245,29 @@ def test_a_worker_that_joins_gets_the_model_and_the_state() -> None:
     rounds = samples_of(*workers, late)
     assert [len(samples) for samples in rounds[6:10]] == [6, 6, 9, 9]
     assert furthest(ends[-1].arrays, one_process(rounds, adamw)) < 1e-6
+
+
+def test_a_node_with_two_devices_averages_their_gradients_first() -> None:
+    workers = [*workers_of(), worker_of(0, batch=3)]
+    workers[2].profile = fast_profile(1, batch_size=3)
+    grid = MailGrid({10: HostNode(*workers[:2], partition_id=0), 11: workers[2]})
+    ends = train(strategy_of(), grid, rounds=10)
+    rounds = samples_of(*workers)
+    assert [len(samples) for samples in rounds] == [9] * 10
+    assert furthest(ends[-1].arrays, one_process(rounds, adamw)) < 1e-6
+    assert [order.brings for order in workers[0].orders][:3] == ["model", "gradient", "gradient"]
+
+
+def test_on_streams() -> None:
+    def app_of(worker: TorchWorker) -> ClientApp:
+        app = made_app(lambda message, _: worker(message, 0))
+        app.query("profile")(lambda message, _: worker(message, 0))
+        return app
+
+    workers = workers_of()
+    with streaming(*map(app_of, workers)) as grid:
+        ends = train(strategy_of(), grid)
+    assert furthest(ends[-1].arrays, one_process(samples_of(*workers), adamw)) < 1e-6
 
 
 def test_what_is_refused() -> None:
