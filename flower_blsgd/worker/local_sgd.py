@@ -330,7 +330,8 @@ class LocalSGD:
             weights = torch.from_numpy(order.sample_weights.copy()).to(self.device)
         losses = torch.empty(len(order.indices), device=self.device)
         with fork_rng(self.device):
-            self._step.compile_for(size, lambda: self._batch_of(order.indices[:size]))
+            if order.brings == "model":  # a trial would remove the averaged gradient
+                self._step.compile_for(size, lambda: self._batch_of(order.indices[:size]))
             self._step.seed(order.seed)
             clock = StepClock(self.device, self._slowdown)
             if order.brings == "gradient":
