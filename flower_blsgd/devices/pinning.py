@@ -65,9 +65,11 @@ def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
 
         threads_before = torch.get_num_threads()
         torch.set_num_threads(num_threads(worker, threads))
-        device = torch.device(worker.torch_device)
-        there = torch.accelerator.current_accelerator(check_available=device.type != "cpu")
-        index = device.index if there is not None and there.type == device.type else None
+        index = None
+        if worker.device != "cpu":
+            device = torch.device(worker.torch_device)
+            there = torch.accelerator.current_accelerator(check_available=True)
+            index = device.index if there is not None and there.type == device.type else None
         try:
             with contextlib.ExitStack() as device_index:
                 try:
@@ -78,7 +80,8 @@ def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
                     ) from None
                 yield
         finally:
-            torch.set_num_threads(threads_before)
+            if torch.get_num_threads() != threads_before:  # setting it takes longer
+                torch.set_num_threads(threads_before)
 
 
 @contextlib.contextmanager
@@ -92,8 +95,10 @@ def on_cores_of(worker: WorkerSpec) -> Iterator[None]:
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, worker.cores)
+    if before != set(worker.cores):  # setting them takes longer
+        os.sched_setaffinity(0, worker.cores)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, before)
+        if os.sched_getaffinity(0) != before:
+            os.sched_setaffinity(0, before)

@@ -93,6 +93,15 @@ def filled_unchecked(record: Record, values: Mapping[str, Any]) -> Record:
     return record
 
 
+def reduced(record: Record) -> tuple[Any, ...]:
+    """Return how to pickle a record or a RecordDict: faster than with its functions for checks."""
+    return _filled, (type(record), record.__dict__["_data"])
+
+
+def _filled(kind: type[Record], values: Mapping[str, Any]) -> Record:
+    return filled_unchecked(kind(), values)
+
+
 def empty_run(run_id: int) -> Run:
     """Return the record of a run that no SuperLink knows."""
     return Run.create_empty(run_id)

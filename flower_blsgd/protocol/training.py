@@ -255,7 +255,8 @@ class TrainReport:
     @property
     def mean_loss(self) -> float:
         """Mean training loss; nan if no step was completed."""
-        return float(self.losses.mean(dtype=np.float64)) if len(self.losses) else float("nan")
+        count = len(self.losses)
+        return float(np.add.reduce(self.losses, dtype=np.float64)) / count if count else math.nan
 
     def to_reply(self, message: Message) -> Message:
         """Return the reply to the order's message.

@@ -149,14 +149,7 @@ class SentTensors:
         Returns when the record's memory may be reused. UsageError names the first difference in
         names or shapes.
         """
-        own, flat = self._named_in(arrays), flat_of(arrays)
-        if self._bytes and flat is not None and flat.layout == self._layout:
-            memory = flat.bytes
-            for where, elements in self._bytes:
-                elements[:] = memory[where]
-            torch.autograd.graph.increment_version(own.values())
-        else:
-            _load(own, arrays)
+        _load(self._named_in(arrays), arrays, self._layout, self._bytes)
 
     def record(self, like: ArrayRecord | None = None) -> ArrayRecord:
         """Return a copy of the tensors that are sent, in one buffer.
@@ -165,17 +158,9 @@ class SentTensors:
         and a buffer of the same kind, see `flat_like`. UsageError if training has changed a shape.
         """
         own = self._named_in(like)
-        before = None if like is None else flat_of(like)
-        layout = self._layout if like is None else before and before.layout
-        if not self._bytes or layout != self._layout:
-            return _record(own, like)
-        record = flat_record(self._layout) if like is None else flat_like(like)
-        flat = flat_of(record)
-        assert flat is not None
-        memory = flat.bytes
-        for where, elements in self._bytes:
-            memory[where] = elements
-        return record
+        if own is not self._tensors:
+            return _record(own, like, _layout_of(own))
+        return _record(own, like, self._layout, self._bytes)
 
     def load_gradients(self, arrays: ArrayRecord) -> None:
         """Overwrite the gradients of the model with those in a record, and its buffers; see `load`.
@@ -193,7 +178,8 @@ class SentTensors:
 
         The gradient of a parameter without one is zero.
         """
-        return _record({n: tensor for n, (tensor, _) in self._gradients_in(like).items()}, like)
+        own = {name: tensor for name, (tensor, _) in self._gradients_in(like).items()}
+        return _record(own, like, _layout_of(own))
 
     def _gradients_in(self, record: ArrayRecord) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Return the gradients and buffers in a record; with the parameter of a new gradient."""
@@ -254,8 +240,11 @@ def _layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     return Layout.of((n, _dtype_sent(t), tuple(t.shape)) for n, t in tensors.items())
 
 
-def _bytes_of(tensors: Mapping[str, Tensor], layout: Layout) -> list[tuple[slice, AnyArray]]:
-    """Return where each tensor is in a record, and its memory; empty if the bytes differ there."""
+_Bytes = list[tuple[slice, AnyArray]]
+"""Where each tensor is in a record, and its memory; empty if its bytes differ there."""
+
+
+def _bytes_of(tensors: Mapping[str, Tensor], layout: Layout) -> _Bytes:
     if moves_in_pieces(tensors) or not all(
         t.is_contiguous() and t.dtype not in SHORT_DTYPES for t in tensors.values()
     ):
@@ -265,26 +254,46 @@ def _bytes_of(tensors: Mapping[str, Tensor], layout: Layout) -> list[tuple[slice
     return [(slice(p.offset, p.offset + len(m)), m) for p, m in pairs]
 
 
-def _load(own: Mapping[str, Tensor], arrays: ArrayRecord) -> None:
-    _check_shapes(arrays, own)
-    flat = flat_of(arrays) if moves_in_pieces(own) else None
+def _load(
+    own: Mapping[str, Tensor],
+    arrays: ArrayRecord,
+    layout: Layout | None = None,
+    own_bytes: _Bytes | None = None,
+) -> None:
+    flat = flat_of(arrays)
+    if flat is None or flat.layout != layout:
+        _check_shapes(arrays, own)
+    elif own_bytes:
+        memory = flat.bytes
+        for where, elements in own_bytes:
+            elements[:] = memory[where]
+        torch.autograd.graph.increment_version(own.values())
+        return
     with torch.no_grad():
-        if flat is not None:
+        if flat is not None and moves_in_pieces(own):
             copy_to_device(flat, own)
         elif own:
             sources = [tensor_on(elements_of(arrays[name])) for name in own]
             torch._foreach_copy_(list(own.values()), sources)
 
 
-def _record(own: Mapping[str, Tensor], like: ArrayRecord | None) -> ArrayRecord:
-    layout = _layout_of(own)
+def _record(
+    own: Mapping[str, Tensor],
+    like: ArrayRecord | None,
+    layout: Layout,
+    own_bytes: _Bytes | None = None,
+) -> ArrayRecord:
     if like is not None and ((flat := flat_of(like)) is None or flat.layout != layout):
         _check_shapes(like, own)
     record = flat_record(layout) if like is None else flat_like(like, layout)
+    flat = flat_of(record)
+    assert flat is not None
     with torch.no_grad():
-        if moves_in_pieces(own):
-            flat = flat_of(record)
-            assert flat is not None
+        if own_bytes:
+            memory = flat.bytes
+            for where, elements in own_bytes:
+                memory[where] = elements
+        elif moves_in_pieces(own):
             copy_to_host(own, flat)
         elif own:
             targets = [torch.from_numpy(array.numpy()) for array in record.values()]

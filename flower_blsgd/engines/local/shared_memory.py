@@ -27,7 +27,7 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, TypeGuard
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ...devices.machine import require_bytes
 from ...flower.array_records import (
@@ -41,6 +41,7 @@ from ...flower.array_records import (
     flat_record,
     memory_of,
 )
+from ...flower.internals import reduced
 
 _INLINE_BYTES = 4096
 """Smaller records are pickled: a block needs at least a page and an open file."""
@@ -203,7 +204,7 @@ def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None)
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
 
-    def reduced(record: ArrayRecord) -> Any:
+    def placed_record(record: ArrayRecord) -> Any:
         if id(record) not in known:
             known[id(record)] = record, _place(record, pool)
         _, where = known[id(record)]
@@ -214,7 +215,8 @@ def pack(content: object, pool: BufferPool, placed: PlacedRecords | None = None)
         return _record_at, (memory.block.number, _pickled(layout))
 
     # A table of types is faster than `persistent_id`, which is called for every object.
-    pickler.dispatch_table = {**copyreg.dispatch_table, ArrayRecord: reduced}
+    table: dict[type, Any] = dict.fromkeys((RecordDict, ConfigRecord, MetricRecord), reduced)
+    pickler.dispatch_table = {**copyreg.dispatch_table, **table, ArrayRecord: placed_record}
     pickler.dump(content)
     return Payload(buffer.getvalue(), memories)
 
