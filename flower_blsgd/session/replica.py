@@ -54,7 +54,7 @@ class Replica:
             optimizer.load_state_dict(state)  # moves it to the parameters
         self._sent = SentTensors(self.model)
         self._state = OptimizerState(self.model, optimizer)
-        self._trained = [parameter.requires_grad for parameter in model.parameters()]
+        self._trained = [parameter.requires_grad for parameter in self._sent.parameters]
         self._frozen: FrozenTensors | None = None
 
     @property
@@ -159,7 +159,7 @@ class Replica:
         self._frozen.check(round)
 
     def _check_trained(self) -> None:
-        now = [parameter.requires_grad for parameter in self.model.parameters()]
+        now = [parameter.requires_grad for parameter in self._sent.parameters]
         if now != self._trained:
             names = (name for name, _ in self.model.named_parameters())
             changed = [n for n, a, b in zip(names, self._trained, now, strict=False) if a != b]

@@ -213,7 +213,7 @@ class SentTensors:
             self._is_whole
             and len(entries) == len(self._entries)
             and all(map(operator.is_, entries, self._entries))
-            and [parameter.requires_grad for parameter in self._parameters] == self._trains
+            and [parameter.requires_grad for parameter in self.parameters] == self._trains
             and _marks(self._tensors) == self._marks
         )
 
@@ -221,8 +221,8 @@ class SentTensors:
         self.modules = list(self._model.modules())
         self._stores = [s for m in self.modules for s in (m._parameters, m._buffers, m._modules)]
         self._entries = [entry for store in self._stores for entry in store.values()]
-        self._parameters = list(self._model.parameters())
-        self._trains = [parameter.requires_grad for parameter in self._parameters]
+        self.parameters = list(self._model.parameters())
+        self._trains = [parameter.requires_grad for parameter in self.parameters]
         self._tensors = sent_tensors(self._model)
         self._marks = _marks(self._tensors)
         # A custom state_dict may have tensors that are in no store.

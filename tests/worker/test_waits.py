@@ -35,7 +35,7 @@ DATA_ON_HOST = {
 """Inputs and targets of each step."""
 
 FLOAT16 = {
-    "wait for item: step.LossScaler.step": LOCAL_STEPS,  # whether the gradients overflowed
+    "wait for item: step.LossScaler.unscale": LOCAL_STEPS,  # whether the gradients overflowed
     "wait for item: step.LossScaler.state": 2,
 }
 
