@@ -79,14 +79,14 @@ def temporary_path(folder: Path) -> Iterator[Path]:
 def append(path: Path, text: str) -> None:
     """Append a text, whole or not at all; OSError if it cannot be written."""
     data = text.encode(errors="backslashreplace")
-    with path.open("ab", buffering=0) as file:
-        before = file.tell()
-        try:
-            if file.write(data) < len(data):  # the disk became full in the middle
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            file.truncate(before)
-            raise
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)  # faster than `open`
+    try:
+        before = os.lseek(file, 0, os.SEEK_END)
+        if os.write(file, data) < len(data):  # the disk became full in the middle
+            os.ftruncate(file, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    finally:
+        os.close(file)
 
 
 @contextlib.contextmanager

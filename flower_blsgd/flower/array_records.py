@@ -8,7 +8,7 @@ import io
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -320,15 +320,23 @@ def flat_of(record: ArrayRecord) -> Flat | None:
     return flat if same and list(record) == flat.layout.names else None
 
 
-class FlatTensors(dict[str, AnyArray]):
+class FlatTensors(Mapping[str, AnyArray]):
     """The tensors of a contiguous record by name, without a copy. The record must not change."""
 
     def __init__(self, record: ArrayRecord, flat: Flat) -> None:
-        super().__init__({name: array.memory for name, array in record.items()})  # type: ignore[attr-defined]  # all are views
-        self.flat = flat
+        self._record, self.flat = record, flat
+
+    def __getitem__(self, name: str) -> AnyArray:
+        return elements_of(self._record[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._record)
+
+    def __len__(self) -> int:
+        return len(self.flat.arrays)
 
 
-def tensors_of(record: ArrayRecord) -> dict[str, AnyArray]:
+def tensors_of(record: ArrayRecord) -> Mapping[str, AnyArray]:
     """Return a record's tensors by name; `FlatTensors` if it is contiguous."""
     flat = flat_of(record)
     if flat is not None:

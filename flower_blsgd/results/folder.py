@@ -288,4 +288,7 @@ def _next_free(runs: Path, name: str) -> Path:
 
 
 def _line(record: RoundRecord) -> str:
-    return json.dumps(to_json(record)) + "\n"
+    try:
+        return json.dumps(record, default=vars, allow_nan=False) + "\n"
+    except ValueError:  # nan, as the loss of a worker that failed
+        return json.dumps(to_json(record)) + "\n"

@@ -92,11 +92,9 @@ class Averaging:
         else:
             to, *others = common_runs(out, *models)
             average(others, shares, to)
-        averaged = dict(out)
         if self.outer_optimizer is not None:
-            averaged = self.outer_optimizer.step(began, averaged, parameters)
-        for name, tensor in out.items():
-            if averaged[name] is not tensor:
+            averaged = self.outer_optimizer.step(began, dict(out), parameters)
+            for name, tensor in out.items():
                 tensor[...] = averaged[name]
         return record, weights
 

@@ -56,7 +56,7 @@ class ModelShape:
         self._layout = flat.layout if flat else Layout.of(kinds)
         self._tensors, self.num_bytes = _kinds_of(self._layout)
 
-    def checked(self, arrays: ArrayRecord) -> dict[str, AnyArray]:
+    def checked(self, arrays: ArrayRecord) -> Mapping[str, AnyArray]:
         """Return the tensors of a model by name.
 
         ProtocolError names the first tensor that is missing, extra, not finite, or has another

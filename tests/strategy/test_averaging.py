@@ -62,7 +62,7 @@ def following(
     averaging: Averaging, before: dict[str, AnyArray], outcomes: list[Outcome]
 ) -> tuple[dict[str, AnyArray], list[float]]:
     record, weights = averaging.next_model(round_from(view_record(before)), outcomes)
-    return tensors_of(record), weights
+    return dict(tensors_of(record)), weights
 
 
 FAILED = Outcome(SimpleNamespace(), SimpleNamespace(), failure="died")  # type: ignore[arg-type]
@@ -206,7 +206,7 @@ def trained(
             place = SimpleNamespace(node_id=len(outcomes))
             outcomes.append(Outcome(place, order, reply))  # type: ignore[arg-type]
         arrays = averaging.next_model(round_from(arrays), outcomes)[0]
-    return tensors_of(arrays)
+    return dict(tensors_of(arrays))
 
 
 RULES: dict[str, tuple[Weighting, Callable[[], OuterOptimizer | None]]] = {
