@@ -13,7 +13,7 @@ A field with a ``Literal`` type must be one of its texts.
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
@@ -55,11 +55,8 @@ def from_json(cls: Any, values: Mapping[str, Any]) -> Any:
 
 def to_json(value: Any) -> Any:
     """Return a value, such as a dataclass, as JSON can hold it: nan and infinity become null."""
-    kind = type(value)
-    if kind is int or kind is str or (kind is float and math.isfinite(value)):
-        return value
-    if is_dataclass(kind):
-        return {name: to_json(getattr(value, name)) for name in kind.__dataclass_fields__}
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, dict):
         return {key: to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,5 +1,6 @@
 """Random numbers of a run: each draw is a pure function of the seed, a purpose and counters."""
 
+import functools
 import zlib
 
 import numpy as np
@@ -29,6 +30,7 @@ def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, counters)))
 
 
+@functools.lru_cache(maxsize=1024)
 def derived_seed(seed: int, purpose: str, *counters: int) -> int:
     """Return a seed in [0, 2**63) for a library that needs a number, such as torch."""
     state = _sequence(seed, purpose, counters).generate_state(1, np.uint64)

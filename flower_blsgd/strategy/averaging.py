@@ -182,9 +182,9 @@ def average_metrics(
         return MetricRecord({weighted_by_key: 0})
     contents = []
     counted = [o.reply.metrics for o in outcomes if o.reply is not None and o.load > 0]
-    lengths = {key: _length(v) for key, v in counted[0].items() if key not in TIMING_KEYS}
+    forms = {key: _length(v) for key, v in counted[0].items() if key not in TIMING_KEYS}
     for own in counted:
-        kept = {k: v for k, v in own.items() if _length(v) == lengths.get(k)}
+        kept = {k: v for k, v in own.items() if _length(v) == forms.get(k)}
         contents.append(unchecked_content({METRICS: unchecked_record(MetricRecord, kept)}))
     metrics = average(contents, weighted_by_key) or MetricRecord()
     metrics[weighted_by_key] = int(sum(outcome.load for outcome in outcomes))

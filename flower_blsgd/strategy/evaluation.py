@@ -184,13 +184,9 @@ class WorkerEvaluation:
         missing = [i for *_, i in self._sent if i and i not in self._replies]
         for reply in self.grid.pull_messages(missing):
             self._replies[reply.metadata.reply_to_message_id] = reply
-        left = self._unanswered
+        left = self._left = {i: w for w, _, i in self._sent if i not in self._replies}
         is_late = time.monotonic() - self._sent_at > self._seconds
         return not left or is_late or not all(i and worker.present for i, worker in left.items())
-
-    @property
-    def _unanswered(self) -> dict[str, Worker]:
-        return {i: worker for worker, _, i in self._sent if i not in self._replies}
 
     def take(self) -> EpochEnd | None:
         """Return the model whose evaluation has ended, or None.
@@ -202,9 +198,8 @@ class WorkerEvaluation:
         end = self.unevaluated[0]
         if not self._sent:
             return end
-        left = self._unanswered
         # The local grid stops processes that hang.
-        features_of(self.grid).give_up({i: worker.node_id for i, worker in left.items()})
+        features_of(self.grid).give_up({i: worker.node_id for i, worker in self._left.items()})
         reports = []
         for worker, order, message_id in self._sent:
             report = self._report(worker, order, self._replies.get(message_id))

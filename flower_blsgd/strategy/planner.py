@@ -139,6 +139,11 @@ class Planner:
         position = self.progress.epoch, self.progress.rounds_done + 1, self.plan.rounds
         return Round(orders, arrays, self.settings.keys, self.settings.batch_size, *position)
 
+    def prepare(self, server_round: int) -> None:
+        """Draw the seeds of a round before its model is there, so that its orders leave sooner."""
+        for worker in self.workers:
+            derived_seed(self.settings.seed, "order", server_round, worker.index)  # which is cached
+
     def _order(
         self,
         server_round: int,

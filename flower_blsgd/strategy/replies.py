@@ -45,10 +45,7 @@ def _kinds_of(layout: Layout) -> tuple[dict[str, _Kind], int]:
 
 
 class ModelShape:
-    """Names, shapes and dtypes of the tensors of a model, to check replies.
-
-    `num_bytes` is the size of the model in bytes.
-    """
+    """Names, shapes and dtypes of the tensors of a model, to check replies, and its `num_bytes`."""
 
     def __init__(self, arrays: ArrayRecord) -> None:
         flat = flat_of(arrays)

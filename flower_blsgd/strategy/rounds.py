@@ -163,6 +163,7 @@ class TrainingLoop(FedAvg):
                 server_round += 1
                 if sent is None:
                     sent = self._send(server_round, arrays, config, grid)
+                planner.prepare(server_round + 1)  # while the workers compute
                 measures_speeds, self.record = planner.measured is not None, None
                 replies = self._receive(sent, self.patience_seconds(timeout), grid)
                 sent, error = None, None

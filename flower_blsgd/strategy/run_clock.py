@@ -27,7 +27,7 @@ def on_own_devices(
     # Workers that share cores may run one after another, so all of this time is computing.
     first_start = min(row.start_seconds for row in rows)
     last_end = max(row.start_seconds + row.compute_seconds for row in rows)
-    transfer_and_averaging = max(0.0, record.round_seconds - (last_end - first_start))
+    others = max(0.0, record.round_seconds - (last_end - first_start))
     longest = max(compute.values())
     workers = [
         replace(
@@ -39,11 +39,8 @@ def on_own_devices(
         for row in record.workers
         if with_workers
     ]
-    return replace(
-        record,
-        round_seconds=longest + transfer_and_averaging,
-        workers=tuple(workers) or record.workers,
-    )
+    changed = tuple(workers) or record.workers
+    return replace(record, round_seconds=longest + others, workers=changed)
 
 
 @dataclass
