@@ -149,7 +149,7 @@ class SentTensors:
         Returns when the record's memory may be reused. UsageError names the first difference in
         names or shapes.
         """
-        _load(self._named_in(arrays), arrays, self._layout, self._bytes)
+        self._load(self._named_in(arrays), arrays)
 
     def record(self, like: ArrayRecord | None = None) -> ArrayRecord:
         """Return a copy of the tensors that are sent, in one buffer.
@@ -157,10 +157,7 @@ class SentTensors:
         Tensors of 16 bits become float32. With `like`, the record has the same tensors as this one,
         and a buffer of the same kind, see `flat_like`. UsageError if training has changed a shape.
         """
-        own = self._named_in(like)
-        if own is not self._tensors:
-            return _record(own, like, _layout_of(own))
-        return _record(own, like, self._layout, self._bytes)
+        return self._record(self._named_in(like), like)
 
     def load_gradients(self, arrays: ArrayRecord) -> None:
         """Overwrite the gradients of the model with those in a record, and its buffers; see `load`.
@@ -168,7 +165,7 @@ class SentTensors:
         A parameter without a gradient keeps none if that in the record is zero: no worker used it.
         """
         own = self._gradients_in(arrays)
-        _load({name: tensor for name, (tensor, _) in own.items()}, arrays)
+        self._load({name: tensor for name, (tensor, _) in own.items()}, arrays)
         for name, (gradient, parameter) in own.items():
             if parameter is not None and elements_of(arrays[name]).any():
                 parameter.grad = gradient
@@ -179,7 +176,7 @@ class SentTensors:
         The gradient of a parameter without one is zero.
         """
         own = {name: tensor for name, (tensor, _) in self._gradients_in(like).items()}
-        return _record(own, like, _layout_of(own))
+        return self._record(own, like)
 
     def _gradients_in(self, record: ArrayRecord) -> dict[str, tuple[Tensor, Tensor | None]]:
         """Return the gradients and buffers in a record; with the parameter of a new gradient."""
@@ -194,57 +191,86 @@ class SentTensors:
                 found[name] = tensor.grad, None
         return found
 
+    def _load(self, own: Mapping[str, Tensor], arrays: ArrayRecord) -> None:
+        flat = flat_of(arrays)
+        if flat is None or own is not self._tensors or flat.layout != self._layout:
+            _check_shapes(arrays, own)
+        elif self._bytes:
+            memory = flat.bytes
+            for where, elements in self._bytes:
+                elements[:] = memory[where]
+            torch.autograd.graph.increment_version(own.values())
+            return
+        with torch.no_grad():
+            if flat is not None and moves_in_pieces(own):
+                copy_to_device(flat, own)
+            elif own:
+                sources = [tensor_on(elements_of(arrays[name])) for name in own]
+                torch._foreach_copy_(list(own.values()), sources)
+
+    def _record(self, own: Mapping[str, Tensor], like: ArrayRecord | None) -> ArrayRecord:
+        layout = self._layout if own is self._tensors else _layout_of(own)
+        if like is not None and ((flat := flat_of(like)) is None or flat.layout != layout):
+            _check_shapes(like, own)
+        record = flat_record(layout) if like is None else flat_like(like, layout)
+        flat = flat_of(record)
+        assert flat is not None
+        with torch.no_grad():
+            if own is self._tensors and self._bytes:
+                memory = flat.bytes
+                for where, elements in self._bytes:
+                    memory[where] = elements
+            elif moves_in_pieces(own):
+                copy_to_host(own, flat)
+            elif own:
+                targets = [torch.from_numpy(array.numpy()) for array in record.values()]
+                torch._foreach_copy_(targets, list(own.values()))
+        return record
+
     def _named_in(self, record: ArrayRecord | None) -> dict[str, Tensor]:
         """Return the tensors that a record has: those that are sent, or the state dict."""
         if self._has_changed():
             self._find()
-        flat = None if record is None else flat_of(record)
-        if record is None or (flat is not None and flat.layout == self._layout):
-            return self._tensors
-        if record.keys() != self._tensors.keys():
-            state = self._model.state_dict(keep_vars=True)
-            if record.keys() == state.keys():
-                return state
-        return self._tensors
+        own, flat = self._tensors, None if record is None else flat_of(record)
+        if record is None or (flat and flat.layout == self._layout) or record.keys() == own.keys():
+            return own
+        state = self._model.state_dict(keep_vars=True)
+        return state if record.keys() == state.keys() else own
 
     def _has_changed(self) -> bool:
-        entries = [entry for store in self._stores for entry in store.values()]
+        entries, marks = self._look()
         return not (
             self._is_whole
+            and marks == self._marks
             and len(entries) == len(self._entries)
             and all(map(operator.is_, entries, self._entries))
-            and [parameter.requires_grad for parameter in self.parameters] == self._trains
-            and _marks(self._tensors) == self._marks
         )
+
+    def _look(self) -> tuple[list[object], list[object]]:
+        """Return tensors and modules, and what else may change, also through ``tensor.data``."""
+        entries: list[object] = [entry for store in self._stores for entry in store.values()]
+        marks: list[object] = [parameter.requires_grad for parameter in self.parameters]
+        marks += [(t.data_ptr(), t.shape, t.is_contiguous()) for t in self._tensors.values()]
+        return entries, marks
 
     def _find(self) -> None:
         self.modules = list(self._model.modules())
-        self._stores = [s for m in self.modules for s in (m._parameters, m._buffers, m._modules)]
-        self._entries = [entry for store in self._stores for entry in store.values()]
         self.parameters = list(self._model.parameters())
-        self._trains = [parameter.requires_grad for parameter in self.parameters]
+        self._stores = [s for m in self.modules for s in (m._parameters, m._buffers, m._modules)]
         self._tensors = sent_tensors(self._model)
-        self._marks = _marks(self._tensors)
+        self._entries, self._marks = self._look()
         # A custom state_dict may have tensors that are in no store.
         self._is_whole = set(map(id, self._tensors.values())) <= set(map(id, self._entries))
         self._layout = _layout_of(self._tensors)
         self._bytes = _bytes_of(self._tensors, self._layout)
 
 
-def _marks(tensors: Mapping[str, Tensor]) -> list[tuple[Any, ...]]:
-    """Return what differs after a tensor was resized, or has got other memory through `data`."""
-    return [(t.data_ptr(), t.shape, t.is_contiguous()) for t in tensors.values()]
-
-
 def _layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     return Layout.of((n, _dtype_sent(t), tuple(t.shape)) for n, t in tensors.items())
 
 
-_Bytes = list[tuple[slice, AnyArray]]
-"""Where each tensor is in a record, and its memory; empty if its bytes differ there."""
-
-
-def _bytes_of(tensors: Mapping[str, Tensor], layout: Layout) -> _Bytes:
+def _bytes_of(tensors: Mapping[str, Tensor], layout: Layout) -> list[tuple[slice, AnyArray]]:
+    """Return where each tensor is in a record, and its memory; empty if its bytes differ there."""
     if moves_in_pieces(tensors) or not all(
         t.is_contiguous() and t.dtype not in SHORT_DTYPES for t in tensors.values()
     ):
@@ -252,53 +278,6 @@ def _bytes_of(tensors: Mapping[str, Tensor], layout: Layout) -> _Bytes:
     memory = [t.detach().numpy().reshape(-1).view(np.uint8) for t in tensors.values()]
     pairs = zip(layout.places, memory, strict=True)
     return [(slice(p.offset, p.offset + len(m)), m) for p, m in pairs]
-
-
-def _load(
-    own: Mapping[str, Tensor],
-    arrays: ArrayRecord,
-    layout: Layout | None = None,
-    own_bytes: _Bytes | None = None,
-) -> None:
-    flat = flat_of(arrays)
-    if flat is None or flat.layout != layout:
-        _check_shapes(arrays, own)
-    elif own_bytes:
-        memory = flat.bytes
-        for where, elements in own_bytes:
-            elements[:] = memory[where]
-        torch.autograd.graph.increment_version(own.values())
-        return
-    with torch.no_grad():
-        if flat is not None and moves_in_pieces(own):
-            copy_to_device(flat, own)
-        elif own:
-            sources = [tensor_on(elements_of(arrays[name])) for name in own]
-            torch._foreach_copy_(list(own.values()), sources)
-
-
-def _record(
-    own: Mapping[str, Tensor],
-    like: ArrayRecord | None,
-    layout: Layout,
-    own_bytes: _Bytes | None = None,
-) -> ArrayRecord:
-    if like is not None and ((flat := flat_of(like)) is None or flat.layout != layout):
-        _check_shapes(like, own)
-    record = flat_record(layout) if like is None else flat_like(like, layout)
-    flat = flat_of(record)
-    assert flat is not None
-    with torch.no_grad():
-        if own_bytes:
-            memory = flat.bytes
-            for where, elements in own_bytes:
-                memory[where] = elements
-        elif moves_in_pieces(own):
-            copy_to_host(own, flat)
-        elif own:
-            targets = [torch.from_numpy(array.numpy()) for array in record.values()]
-            torch._foreach_copy_(targets, list(own.values()))
-    return record
 
 
 def moves_in_pieces(state: Mapping[str, Tensor]) -> bool:

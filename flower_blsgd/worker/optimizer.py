@@ -140,7 +140,7 @@ class OptimizerState:
 
         Without `node_state`, the optimizer itself has kept it.
         """
-        kept = _kept_in(node_state)
+        kept: Any = None if node_state is None else node_state.get(MOMENTUM)
         before = sent or kept
         if self._scaler is not None and before and GRAD_SCALER in before:
             self._scaler.load(before[GRAD_SCALER].numpy())
@@ -148,7 +148,7 @@ class OptimizerState:
             self.load(None)
         elif policy == "average" or sent is not None:
             self.load(sent)
-        elif node_state is not None and not self._is_current(kept):
+        elif node_state is not None and not self._is_current(node_state):
             self.load(kept, copy=False)
 
     def end(
@@ -163,8 +163,7 @@ class OptimizerState:
             self.zero()
         if policy == "average":
             return (None if is_zeroed else self.record()), is_zeroed
-        is_kept = policy != "keep" or self._is_current(_kept_in(node_state))
-        if node_state is not None and not is_kept:
+        if policy == "keep" and node_state is not None and not self._is_current(node_state):
             kept = self.record(copy=False)
             if self._scaler is not None:
                 kept[GRAD_SCALER] = view_record({GRAD_SCALER: self._scaler.state})[GRAD_SCALER]
@@ -176,8 +175,9 @@ class OptimizerState:
                 self._kept = [kept or None, *kept.values(), *self._values()]
         return None, is_zeroed
 
-    def _is_current(self, kept: ArrayRecord | None) -> bool:
+    def _is_current(self, node_state: RecordDict) -> bool:
         """Return whether a node's record and the optimizer still have the same tensors."""
+        kept: Any = node_state.get(MOMENTUM)
         now = [kept, *(kept or {}).values(), *self._values()]
         return len(now) == len(self._kept) and all(map(operator.is_, now, self._kept))
 
@@ -322,11 +322,6 @@ class TensorArray(ArrayView):
 
 
 TensorArray.__qualname__ = ArrayView.__qualname__  # Flower writes it on the wire
-
-
-def _kept_in(node_state: RecordDict | None) -> ArrayRecord | None:
-    kept = None if node_state is None else node_state.get(MOMENTUM)
-    return kept if isinstance(kept, ArrayRecord) else None
 
 
 def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
