@@ -1,6 +1,7 @@
 """Every copy between host and card, and every wait of the host, in an ordinary order."""
 
 import collections
+import dataclasses
 from typing import Any
 
 import pytest
@@ -81,3 +82,17 @@ def test_copies_and_waits_of_an_order_with_state(
     found = collections.Counter(filter(None, map(row_of, events)))
     more = FLOAT16 if settings.get("precision") == "float16" else {}
     assert found == ORDER | (DATA_ON_CARD if on_card else DATA_ON_HOST) | more
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw", "clip_norm": 1.0}])
+def test_copies_and_waits_of_an_averaged_gradient(settings: dict[str, Any]) -> None:
+    sgd = LocalSGD(small_model(), data(), device="cuda:0", **settings)
+    order = order_of(1, local_steps=1)
+    report = sgd.run(dataclasses.replace(order, returns="gradient"))
+    order = dataclasses.replace(order, round=2, brings="gradient", arrays=report.arrays)
+    with recorded() as events:
+        sgd.run(dataclasses.replace(order, returns="gradient"))
+    found = collections.Counter(filter(None, map(row_of, events)))
+    left = ORDER | DATA_ON_CARD
+    del left["wait for item: optimizer.OptimizerState.is_finite"]  # all are asked at the end only
+    assert found == left
