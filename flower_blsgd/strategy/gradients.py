@@ -44,12 +44,11 @@ class KeptModel:
     def complete(self, round: Round, grid: Grid, seconds: float) -> None:
         """Let the orders of a round bring the average to workers that have kept the model, or it.
 
-        If a worker joined or lost its model, the others return theirs within `seconds`. UsageError
-        if workers do not stay between two messages.
+        If a worker has lost its model or is back, the others return theirs within `seconds`.
+        UsageError if workers do not stay between two messages.
         """
         workers = [worker for worker, _ in round.orders]
-        kept_by = [worker for worker, _ in self.orders]
-        if kept_by and (kept_by != workers or any(worker.fresh for worker in workers)):
+        if self.orders and any(worker.fresh for worker in workers):
             round.arrays = self.collect(grid, seconds)
         brings, momentum = self._brings, None
         if brings == "model":

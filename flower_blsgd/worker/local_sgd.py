@@ -301,8 +301,6 @@ class LocalSGD:
             raise ProtocolError(f"this worker has not kept the model before round {order.round}")
         else:
             self._sent.load_gradients(order.arrays)
-            if order.brings == "skip":
-                self._step.optimizer.zero_grad()
 
     def _end(
         self, order: TrainOrder, state: RecordDict | None

@@ -160,6 +160,7 @@ def all_train(scripts: Sequence[Script], orders: Sequence[Any]) -> list[TrainRep
     for report in reports.values():
         if isinstance(report, Exception):
             raise report
+        assert all(np.isfinite(tensor).all() for tensor in tensors_of(report.arrays).values())
     return [reports[i] for i in range(len(scripts))]
 
 

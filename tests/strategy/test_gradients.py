@@ -25,6 +25,7 @@ from ..grids.stream.streams import made_app, streaming
 from ..hosts.host_nodes import HostNode
 from ..in_process_grid import (
     FastGrid,
+    Handler,
     InProcessGrid,
     MailGrid,
     TorchWorker,
@@ -153,7 +154,9 @@ def broken(worker: TorchWorker, fails: Callable[[TrainOrder, int], bool]) -> Tor
 def test_a_failed_worker_costs_its_samples_and_continues_with_the_same_state() -> None:
     first, second = workers_of()
     broken(second, lambda order, _: order.round == 3)
-    ends = train(strategy_of(), grid_of([first, second]), rounds=8)
+    strategy = strategy_of()
+    ends = train(strategy, grid_of([first, second]), rounds=8)
+    assert [worker.failures for worker in strategy.registry.workers] == [[], ["raised"]]
     rounds = samples_of(first, second)
     assert [len(samples) for samples in rounds] == [6, 6, 4, *[6] * 5]
     assert furthest(ends[-1].arrays, one_process(rounds, adamw)) < 1e-6
@@ -209,27 +212,29 @@ def test_a_pause_changes_no_bit_and_a_resumed_run_continues_with_the_same() -> N
     assert workers[0].orders[0].brings == "model"
 
 
-def test_all_skip_the_step_of_an_overflow() -> None:
-    first, second = workers_of()
-    workers = [first, second]
-
-    def overflowing(message: Message, node_id: int) -> Message:
-        reply = second(message, node_id)
-        if message.content.config_records.get("config", {}).get("server-round") == 3:
+def overflows(worker: TorchWorker, rounds: Sequence[int]) -> Handler:
+    def handle(message: Message, node_id: int) -> Message:
+        reply = worker(message, node_id)
+        if message.content.config_records.get("config", {}).get("server-round") in rounds:
             metrics = reply.content.metric_records["metrics"]
             metrics["completed-steps"] = metrics["num-examples"] = 0
-            losses = reply.content.config_records["losses"]
-            losses["losses"] = b""
+            reply.content.config_records["losses"]["losses"] = b""
         return reply
 
-    grid = MailGrid({10: first, 11: overflowing})
+    return handle
+
+
+def test_all_skip_the_steps_of_overflows_which_are_no_lost_rounds() -> None:
+    workers = workers_of()
+    rows = zip(workers, ([3, 4, 5], [2, 3, 4, 5]), strict=True)
+    grid = MailGrid({10 + i: overflows(*row) for i, row in enumerate(rows)})
     ends = train(strategy_of(), grid, rounds=8)
     rounds = samples_of(*workers)
-    del rounds[2]
+    del rounds[1:5]
     assert furthest(ends[-1].arrays, one_process(rounds, adamw)) < 1e-6
-    assert [order.brings for order in first.orders][:5] == [
-        *("model", "gradient", "gradient", "skip", "gradient")
-    ]
+    brings = ["model", "gradient", *["skip"] * 4, "gradient", "gradient"]
+    assert [order.brings for order in workers[0].orders][:8] == brings
+    assert [[w.weight for w in end.record.workers] for end in ends[1:3]] == [[1, 0], [0, 0]]
 
 
 def test_a_worker_that_joins_gets_the_model_and_the_state() -> None:
