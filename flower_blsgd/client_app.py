@@ -5,6 +5,7 @@ pin the process before it imports torch.
 """
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,12 +18,13 @@ from flwr.clientapp import ClientApp
 from .devices.worker_spec import WorkerSpec
 from .engines.stream.serving import serve_sessions
 from .errors import UsageError
-from .flower.app_call import accept_views, set_main_program
+from .flower.app_call import accept_views, after_reply, set_main_program
 from .hosts.several_devices import several_devices
 from .protocol import (
     ARRAYS,
     CONFIG,
     MOMENTUM,
+    OWN_MODEL,
     SCRIPT_END,
     SCRIPT_JOIN,
     TRACE_FOLDER,
@@ -72,6 +74,8 @@ def optimizer_state(message: Message, context: Context) -> Message:
     """Reply with the state of the worker's optimizer, for a checkpoint."""
     with _executor(context) as (_, executor):
         content = RecordDict({MOMENTUM: executor.optimizer_state()})
+        if message.content.config_records[CONFIG].get(OWN_MODEL):
+            content[OWN_MODEL] = executor.own_model()
     return Message(content, reply_to=message)
 
 
@@ -88,7 +92,14 @@ def train(message: Message, context: Context) -> Message:
             with traced(file, order.round) as is_traced:
                 report = executor.train(order)
             report = replace(report, traced=int(is_traced))
+    if order.next_indices is not None and not HERE.has_script:  # which does it by itself
+        after_reply(functools.partial(_work_ahead, context))
     return report.to_reply(message)
+
+
+def _work_ahead(context: Context) -> None:
+    with task_executor(worker_of(context), context) as executor:
+        executor.work_ahead()
 
 
 @app.train("sum")

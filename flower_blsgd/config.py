@@ -174,6 +174,7 @@ class RunConfig:
     local_steps_fast: int | str = _steps("")
     local_steps_slow: int | str = _steps("auto")
     shrink_slow_batch: bool = True
+    overlap: bool = False
     rebalance: bool = False
     fast_threshold: float = _share(FAST_SPEED_RATIO)
     high_loss_ratio: float = _setting(HIGH_LOSS_RATIO, "in [0, 1]", lambda v: 0 <= v <= 1)

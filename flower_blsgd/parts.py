@@ -89,6 +89,7 @@ def make_strategy(
         train_on=TRAIN_ON[choices.train_on],
         outer_optimizer=outer and outer(config.outer_learning_rate, config.outer_momentum),
         parameter_names=parameter_names,
+        overlap=config.overlap,
         rebalance=config.rebalance,
         fast_threshold=config.fast_threshold,
         seed=config.seed,

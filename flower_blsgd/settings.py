@@ -54,6 +54,7 @@ class Settings(TypedDict, total=False):
     local_steps_fast: int | str
     local_steps_slow: int | str
     shrink_slow_batch: bool
+    overlap: bool
     rebalance: bool
     fast_threshold: float
     high_loss_ratio: float

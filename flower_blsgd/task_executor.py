@@ -63,6 +63,14 @@ class TaskExecutor:
         """Run the steps of an order. The optimizer's state is kept in the node's state."""
         return self._sgd.run(order, state=self._state)
 
+    def work_ahead(self) -> None:
+        """Do the first step of the next round."""
+        self._sgd.work_ahead(self._state)
+
+    def own_model(self) -> ArrayRecord:
+        """Return the model of the last order."""
+        return self._sgd.own_model()
+
     def evaluate(self, order: EvaluateOrder) -> EvaluateReport:
         """Evaluate in this worker's precision."""
         from .worker.loader import loader_workers

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from ..engines.features import features_of
 from ..errors import UsageError, first_line
 from ..flower.array_records import AnyArray, tensors_of, view_record
-from ..protocol import CONFIG, MOMENTUM, QUERY_MOMENTUM, Failure, HostOrders
+from ..protocol import CONFIG, MOMENTUM, OWN_MODEL, QUERY_MOMENTUM, Failure, HostOrders
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.messages import node_messages, read_answer, replies_to
 from ..strategy.replies import ModelShape
@@ -54,14 +54,18 @@ def capture(
     counted from 1, and `arrays` the global model after it, which must not change.
     """
     if before is None:
-        momentum = _momentum_by_worker(strategy, grid, ModelShape(arrays), with_momentum)
+        # Workers that are a step ahead no longer have the state after the round.
+        query = with_momentum and not strategy.planner.ahead
+        momentum, models = _states_by_worker(strategy, grid, ModelShape(arrays), query)
     else:
-        momentum = expanded(before)["momentum"]
+        state = expanded(before)
+        momentum, models = state["momentum"], state["own-models"]
     return flattened(
         {
             "round": server_round,
             "model": tensors_of(arrays),
             "momentum": momentum,
+            "own-models": models,
             "unevaluated": [
                 {
                     "epoch": end.epoch,
@@ -106,32 +110,39 @@ def expanded(checkpoint: Checkpoint) -> dict[str, Any]:
     return {key: whole(value) for key, value in checkpoint.values.items()}
 
 
-def _momentum_by_worker(
+def _states_by_worker(
     strategy: BiasedLocalSGD, grid: Grid, model_shape: ModelShape, query: bool
-) -> dict[str, Tensors]:
-    """Return the checked momentum of workers by index, and set `no_momentum` of all workers."""
-    if strategy.planner.settings.momentum_buffers != "keep":
-        return {}
-    # Momentum that workers have not received since the last resume.
-    resumed = strategy.planner.resumed_momentum.items()
-    found: dict[int, Tensors] = {index: tensors_of(record) for index, record in resumed}
+) -> tuple[dict[str, Tensors], dict[str, Tensors]]:
+    """Return the checked momentum and own models of workers by index.
+
+    The next round begins with the own models, if there are any. Sets `no_momentum` of all workers.
+    """
+    planner = strategy.planner
+    keeps, continues = planner.settings.momentum_buffers == "keep", planner.continues
+    if not (keeps or continues):
+        return {}, {}
+    # What workers have not received since the last resume.
+    found: dict[int, Tensors] = {i: tensors_of(r) for i, r in planner.resumed_momentum.items()}
+    models: dict[int, Tensors] = {i: tensors_of(r) for i, r in planner.resumed_models.items()}
     connected_nodes = features_of(grid).connected_nodes if query else ()  # others take seconds
     workers = [
         worker
         for worker in strategy.registry.workers
         if worker.trains and worker.present and worker.node_id in connected_nodes
-        if worker.index not in found
+        if worker.index not in found and worker.index not in models
         if not (worker.failures_in_a_row and worker.failures[-1] == "late")
     ]
     seconds = max(_LEAST_MOMENTUM_SECONDS, strategy.patience_seconds(_MOST_MOMENTUM_SECONDS))
     to_host = functools.partial(HostOrders, patience_seconds=seconds)
-    content = RecordDict({CONFIG: ConfigRecord()})
+    content = RecordDict({CONFIG: ConfigRecord({OWN_MODEL: continues})})
     contents = [(worker.address, content) for worker in workers]
     replies = replies_to(grid, node_messages(contents, QUERY_MOMENTUM, to_host), seconds)
     reasons: dict[int, str] = {}
 
-    def read(content: RecordDict) -> Tensors:
-        return model_shape.checked_momentum(content.array_records[MOMENTUM])
+    def read(content: RecordDict) -> tuple[Tensors, Tensors]:
+        momentum = model_shape.checked_momentum(content.array_records[MOMENTUM])
+        own = content.array_records.get(OWN_MODEL)
+        return momentum, model_shape.checked(own) if own else {}
 
     for worker in workers:
         answer = read_answer(replies.get(worker.node_id), worker.local_rank, read)
@@ -140,11 +151,16 @@ def _momentum_by_worker(
             if worker.no_momentum != answer.brief:
                 _LOG.warning("checkpoint without momentum of %s: %s", worker.label, answer.brief)
         else:
-            found[worker.index] = answer
+            found[worker.index], own = answer
+            if own:
+                models[worker.index] = own
+    own_models: dict[str, Tensors] = {str(i): dict(tensors) for i, tensors in models.items()}
+    if not keeps:
+        return {}, own_models
     for worker in strategy.registry.workers:
         reason = reasons.get(worker.index, "it was not queried")
         worker.no_momentum = "" if worker.index in found else reason
-    return {str(index): dict(tensors) for index, tensors in found.items()}
+    return {str(index): dict(tensors) for index, tensors in found.items()}, own_models
 
 
 # --- restore ------------------------------------------------------------------------------------
@@ -183,6 +199,10 @@ def _restore(
             raise ValueError("it has a model to evaluate that refers to a future round")
         model = arrays if end["model"] is None else _checked_model(shape, end["model"])
         strategy.unevaluated.append(EpochEnd(epoch, evaluated_round, model))
+    planner.resumed_models = {
+        int(index): _checked_model(shape, tensors)
+        for index, tensors in state.get("own-models", {}).items()
+    }
     if planner.settings.momentum_buffers == "keep":
         planner.resumed_momentum = {
             int(index): view_record(shape.checked_momentum(view_record(tensors)))

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 
@@ -25,6 +26,7 @@ REFUSED = 1003
 """Error code of a reply with a `UsageError`."""
 
 OWN_QUERIES = "query.profile", "query.momentum"  # mods expect the messages of a strategy
+_DEFERRED = threading.local()
 _VIEWS = "blsgd_accepts_views"
 _PROGRAM = "blsgd_main_program"
 
@@ -61,6 +63,21 @@ def main_program_of(app: ClientApp, context: Context) -> Program | None:
     """Return the program of a node, see `set_main_program`; None without one."""
     program_of: Callable[[Context], Program | None] | None = app.__dict__.get(_PROGRAM)
     return program_of(context) if program_of else None
+
+
+def after_reply(work: Callable[[], None]) -> None:
+    """Let work, which must not raise, be done after the reply to the current message was sent.
+
+    Only the local grid and streams do it.
+    """
+    _DEFERRED.work = work
+
+
+def do_deferred_work() -> None:
+    """Do the work of `after_reply` in this thread, if there is any."""
+    work: Callable[[], None] | None = _DEFERRED.__dict__.pop("work", None)
+    if work is not None:
+        work()
 
 
 def handler_of(app: ClientApp, context: Context) -> Handler:

@@ -21,6 +21,7 @@ from .records import (
     MOMENTUM_LOADS,
     MOMENTUM_ZEROED,
     NUM_EXAMPLES,
+    OWN_MODEL,
     PROFILE,
     QUERY_MOMENTUM,
     QUERY_PROFILE,

@@ -20,6 +20,7 @@ from .records import (
     MOMENTUM,
     MOMENTUM_ZEROED,
     NUM_EXAMPLES,
+    OWN_MODEL,
     SERVER_ROUND,
     SKIPPED_STEPS,
     TRAIN_LOSS,
@@ -44,7 +45,14 @@ no worker steps, because that of a worker overflowed.
 
 _INDEX_DTYPE = np.dtype("<i4")
 _LOSS_DTYPE = np.dtype("<f4")
-_INDICES, _WEIGHTS = "indices", "sample-weights"
+_INDICES = "indices"
+_SAMPLES = {
+    "indices": (_INDICES, _INDEX_DTYPE),
+    "sample_weights": ("sample-weights", _LOSS_DTYPE),
+    "next_indices": ("next-indices", _INDEX_DTYPE),
+    "next_weights": ("next-weights", _LOSS_DTYPE),
+}
+"""Keys and dtypes of an order's samples, by field."""
 
 SLOTS: Mapping[str, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
@@ -97,6 +105,18 @@ class TrainOrder:
         first steps with it, on the model that it has kept.
     returns : {"model", "gradient"} (default: "model")
         Content of the reply's arrays. For ``"gradient"``, the worker computes that of one batch.
+    overlap : bool (default: False)
+        Do the first step on the worker's own model of the last round, and add its change of the
+        parameters to `arrays`. A worker without such a model begins from `arrays`.
+    last_learning_rate, last_progress : float (default: 0)
+        Those of the last round, which the first step has with `overlap`.
+    own_model : ArrayRecord, optional
+        The worker's own model of the last round, after a resume.
+    next_indices, next_weights : numpy.ndarray, optional
+        Batch of the next round's first step, to be done after the reply to this order; None to
+        wait for the next order.
+    next_seed : int (default: 0)
+        Seed of the next round.
     """
 
     round: int = field(metadata={"key": SERVER_ROUND, "limits": 0})
@@ -117,6 +137,13 @@ class TrainOrder:
     stream_stride: int = field(default=0, metadata={"limits": 0})
     brings: Brings = field(default="model", metadata={"optional": True})
     returns: Literal["model", "gradient"] = field(default="model", metadata={"optional": True})
+    overlap: bool = field(default=False, metadata={"optional": True})
+    last_learning_rate: float = field(default=0.0, metadata={"limits": 0})
+    last_progress: float = field(default=0.0, metadata={"limits": 0})
+    own_model: ArrayRecord | None = field(default=None, metadata={"wire": False})
+    next_indices: npt.NDArray[np.int32] | None = field(default=None, metadata={"wire": False})
+    next_weights: npt.NDArray[np.float32] | None = field(default=None, metadata={"wire": False})
+    next_seed: int = field(default=0, metadata={"limits": 0})
 
     @classmethod
     def to_measure(
@@ -143,13 +170,16 @@ class TrainOrder:
 
     def to_records(self, arrays_key: str = ARRAYS, config_key: str = CONFIG) -> RecordDict:
         """Return the content of the order's message; `arrays` itself is shared, not copied."""
-        values = to_record(self) | {_INDICES: self.indices.astype(_INDEX_DTYPE).tobytes()}
-        if self.sample_weights is not None:
-            values[_WEIGHTS] = self.sample_weights.astype(_LOSS_DTYPE).tobytes()
+        values = to_record(self)
+        for name, (key, dtype) in _SAMPLES.items():
+            if (samples := getattr(self, name)) is not None:
+                values[key] = samples.astype(dtype).tobytes()
         config = unchecked_record(ConfigRecord, values)
         records: dict[str, AnyRecord] = {arrays_key: self.arrays, config_key: config}
         if self.momentum is not None:
             records[MOMENTUM] = self.momentum
+        if self.own_model is not None:
+            records[OWN_MODEL] = self.own_model
         return unchecked_content(records)
 
     @classmethod
@@ -177,27 +207,35 @@ class TrainOrder:
             raise ProtocolError(
                 "this message holds no order: the ServerApp must use the BiasedLocalSGD strategy"
             )
-        indices, weights = _array_from(config[_INDICES], _INDEX_DTYPE, _INDICES), None
-        if indices.min(initial=0) < 0:
-            raise ProtocolError("some of the message's indices are below 0")
-        if _WEIGHTS in config:
-            weights = _array_from(config[_WEIGHTS], _LOSS_DTYPE, _WEIGHTS)
+        samples: dict[str, Any] = {
+            name: _array_from(config[key], dtype, key)
+            for name, (key, dtype) in _SAMPLES.items()
+            if key in config
+        }
         order = cls(
             **from_wire(cls, config),
-            indices=indices,
+            **samples,
             arrays=arrays,
             momentum=held.get(MOMENTUM),
-            sample_weights=weights,
+            own_model=held.get(OWN_MODEL),
         )
+        given = f"an order of {order.local_steps} steps of {order.batch_size} samples"
         if len(order.indices) != order.local_steps * order.batch_size:
-            raise ProtocolError(
-                f"an order of {order.local_steps} steps of {order.batch_size} samples holds "
-                f"{len(order.indices)} indices"
-            )
-        if weights is not None and not (
-            len(weights) == len(order.indices) and ((weights >= 0) & (weights < np.inf)).all()
+            raise ProtocolError(f"{given} holds {len(order.indices)} indices")
+        if order.next_indices is not None and len(order.next_indices) != order.batch_size:
+            raise ProtocolError(f"{given} holds {len(order.next_indices)} indices of a next step")
+        for indices, weights in (
+            (order.indices, order.sample_weights),
+            (order.next_indices, order.next_weights),
         ):
-            raise ProtocolError("an order's sample weights are not one number >= 0 per index")
+            if indices is not None and indices.min(initial=0) < 0:
+                raise ProtocolError("some of the message's indices are below 0")
+            if weights is not None and (
+                indices is None
+                or len(weights) != len(indices)
+                or not ((weights >= 0) & (weights < np.inf)).all()
+            ):
+                raise ProtocolError("an order's sample weights are not one number >= 0 per index")
         return order
 
 

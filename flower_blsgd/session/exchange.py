@@ -28,12 +28,13 @@ class Joined:
     """Session of a script before the first order.
 
     `arrays` returns the tensors of the model that are sent, and `optimizer_state` the state of the
-    optimizer.
+    optimizer. `own_model` returns those tensors after a round, before the average is loaded.
     """
 
     info: ScriptInfo
     arrays: Callable[[], ArrayRecord]
     optimizer_state: Callable[[], ArrayRecord]
+    own_model: Callable[[], ArrayRecord]
 
 
 class Exchange:
@@ -107,6 +108,10 @@ class Exchange:
         """Return the script's model after the steps of an order."""
         report: TrainReport = self._do(order)
         return report
+
+    def own_model(self) -> ArrayRecord:
+        """Return the script's model."""
+        return self.joined.result().own_model()
 
     def evaluate(self, order: EvaluateOrder) -> EvaluateReport:
         """Return the figures of the script's function."""

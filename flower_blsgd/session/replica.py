@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..protocol import TrainOrder, TrainReport
 from ..worker.model_io import FrozenTensors, SentTensors, model_fingerprint
 from ..worker.optimizer import OptimizerState
+from ..worker.overlap import FirstStep
 from ..worker.timing import StepClock
 
 
@@ -20,11 +21,17 @@ class LocalSteps:
     """Steps of the current order."""
 
     def __init__(self, order: TrainOrder, slowdown: float, device: torch.device) -> None:
-        self.order = order
         self.count = 0
         self.samples = 0
         self.losses: list[Tensor] = []
-        self.clock = StepClock(device, slowdown)
+        self._slowdown = slowdown
+        self._device = device
+        self.begin(order)
+
+    def begin(self, order: TrainOrder, seconds_before: float = 0.0) -> None:
+        """Begin the steps of an order, of which some may be done."""
+        self.order = order
+        self.clock = StepClock(self._device, self._slowdown, seconds_before)
 
     def note(self, samples: int, losses: Tensor | None) -> None:
         """Count a step."""
@@ -56,6 +63,8 @@ class Replica:
         self._state = OptimizerState(self.model, optimizer)
         self._trained = [parameter.requires_grad for parameter in self._sent.parameters]
         self._frozen: FrozenTensors | None = None
+        self.own_round = 0
+        """Round after which the worker's own model is here; 0 for another model."""
 
     @property
     def fingerprint(self) -> str:
@@ -71,6 +80,10 @@ class Replica:
     def arrays(self) -> ArrayRecord:
         """Return a copy of the tensors that are sent."""
         return self._sent.record()
+
+    def own_model(self) -> ArrayRecord:
+        """Return a copy of the worker's own model after a round; empty for another model."""
+        return self.arrays() if self.own_round else ArrayRecord()
 
     def optimizer_state(self) -> ArrayRecord:
         """Return the optimizer's state, which the next step changes."""
@@ -90,6 +103,7 @@ class Replica:
 
     def load(self, order: TrainOrder) -> None:
         """Load the global model, and set the optimizer's state; or load an averaged gradient."""
+        self.own_round = 0
         if order.brings == "model":
             self._sent.load(order.arrays)
             keeps = order.returns == "gradient" and order.momentum is None
@@ -120,6 +134,24 @@ class Replica:
             its.grad_scale = None
         return not getattr(its, "found_inf", False)
 
+    def load_own_model(self, order: TrainOrder) -> bool:
+        """Load the worker's own model that an order begins with; return whether there is one."""
+        if order.overlap and order.own_model is not None:
+            self._sent.load(order.own_model)
+            return True
+        return order.overlap and self.own_round == order.round - 1
+
+    def begin_first_step(self, policy: str, momentum: ArrayRecord | None) -> FirstStep:
+        """Set the optimizer's state, and return the step that begins on the worker's own model."""
+        self.own_round = 0
+        self._state.begin(policy, momentum)
+        return FirstStep(self.model)
+
+    def add_first_step(self, order: TrainOrder, first: FirstStep) -> None:
+        """Load the global model, and add the change of the round's first step."""
+        self._sent.load(order.arrays)
+        first.add()
+
     def finish(self, arrays: ArrayRecord, trains: bool) -> None:
         """Load the final model."""
         self._sent.load(arrays)
@@ -141,6 +173,7 @@ class Replica:
             momentum, is_zeroed = self._state.end(order.momentum_policy)
             arrays = self._sent.record(like=order.arrays)
         has_losses = len(steps.losses) == steps.count > 0
+        self.own_round = order.round
         rate = self._optimizer.param_groups[0].get("lr")  # None with Adafactor's own rate
         return TrainReport(
             min(steps.count, order.local_steps),

@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..protocol import EvaluateOrder, EvaluateReport, ScriptInfo, TrainOrder
 from ..worker.model_io import check_model
 from ..worker.optimizer import check_optimizer
+from ..worker.overlap import FirstStep
 from ..worker.timing import synchronize
 from .evaluation import Evaluation, Figures
 from .exchange import HERE, Exchange, Joined
@@ -123,9 +124,12 @@ class Session:
             self.device = torch.device(exchange.worker.torch_device)
         self.seed = derived_seed(exchange.seed if exchange else 0, "session", self.rank)
         self._exchange = exchange
+        self._slowdown = exchange.worker.slowdown if exchange else 1.0
         self._replica = Replica(model, optimizer, self.device)
         self._optimizer = optimizer
         self._steps: LocalSteps | None = None
+        self._first: FirstStep | None = None
+        """The first step of a round, from the end of the last round until the average is loaded."""
         self._next_steps: LocalSteps | None = None
         """Those of the next order, from the average of gradients to `step`."""
         self._hook: RemovableHandle | None = None
@@ -180,7 +184,8 @@ class Session:
             self._end_step()
             return
         self._steps.note(samples, losses)
-        if self._steps.is_complete():
+        self._end_first_step()
+        if not self.done and self._steps.is_complete():
             self._finish()
 
     def average(self) -> None:
@@ -192,8 +197,11 @@ class Session:
             return
         if not self._is_ready:
             self._begin(0)
-        elif not self._averages_gradients:
+        elif self._averages_gradients:
+            return
+        elif self._first is None:
             self._finish()
+        self._end_first_step()
 
     def average_gradients(self) -> None:
         """Average the gradients now, with ``average = "gradients"``; else nothing happens.
@@ -360,14 +368,17 @@ class Session:
             fingerprint=self._replica.fingerprint,
             parameter_names=self._replica.parameter_names,
         )
-        joined = Joined(info, self._replica.arrays, self._replica.optimizer_state)
+        replica = self._replica
+        joined = Joined(info, replica.arrays, replica.optimizer_state, replica.own_model)
         self._exchange.joined.set_result(joined)
         self._next_order()
 
-    def _next_order(self) -> None:
-        """Wait for the next order; evaluate meanwhile if asked to."""
+    def _next_order(self, first: FirstStep | None = None) -> None:
+        """Wait for the next order; evaluate meanwhile if asked to.
+
+        `first` is its first step, if that is done.
+        """
         assert self._exchange is not None
-        self._steps = self._result = None
         while True:
             work = self._exchange.next_work()
             order = work.order
@@ -379,26 +390,59 @@ class Session:
                     raise
                 continue
             if isinstance(order, ArrayRecord):
-                self.done = True
+                self._steps, self.done = None, True
                 self._replica.finish(order, trains=not self._only_evaluates)
                 self._set_progress(1.0)
                 return
             self._check(order)
-            self._replica.load(order)
-            if order.brings == "model":  # else the optimizer has not stepped yet
-                self._set_progress(order.progress)
             self._result = work.result
-            self._steps = LocalSteps(order, self._exchange.worker.slowdown, self.device)
+            if first is None and self._replica.load_own_model(order):
+                self._begin_first_step(order, order.momentum)
+                self._set_progress(order.last_progress)
+            else:
+                self._begin_steps(order, first if order.overlap else None)
             if order.returns == "gradient" and self._hook is None:
                 self._hook = self._optimizer.register_step_pre_hook(self._before_step)
             return
 
+    def _begin_steps(self, order: TrainOrder, first: FirstStep | None) -> None:
+        """Load the average, and begin the steps of an order; `first` is done."""
+        if first is not None and self._steps is not None:
+            self._replica.add_first_step(order, first)
+            self._steps.begin(order, first.seconds)
+        else:
+            self._replica.load(order)
+            self._steps = LocalSteps(order, self._slowdown, self.device)
+        if order.brings == "model":  # else the optimizer has not stepped yet
+            self._set_progress(order.progress)
+
+    def _begin_first_step(self, order: TrainOrder, momentum: ArrayRecord | None = None) -> None:
+        """Begin the first step of a round on the script's own model."""
+        self._first = self._replica.begin_first_step(order.momentum_policy, momentum)
+        self._steps = LocalSteps(order, self._slowdown, self.device)
+
+    def _end_first_step(self) -> None:
+        """Add the first step to the average, after waiting for its order if it is not there."""
+        first, self._first = self._first, None
+        if first is None or self._steps is None:
+            return
+        first.end(self._steps.clock.end()[0])
+        if self._result is None:
+            self._next_order(first)
+        else:
+            self._begin_steps(self._steps.order, first)
+
     def _finish(self) -> None:
-        """Report the steps of the current order, and wait for the next one."""
+        """Report the steps of the current order, and wait for the next one or begin its round."""
         assert self._steps is not None
         assert self._result is not None
-        self._result.set_result(self._replica.report(self._steps))
-        self._next_order()
+        order, report = self._steps.order, self._replica.report(self._steps)
+        self._result.set_result(report)
+        self._result = None
+        if order.next_indices is None:
+            self._next_order()
+        else:
+            self._begin_first_step(order)
 
     # --- averages of gradients
 
@@ -484,10 +528,16 @@ class Session:
                 "this run weighs samples, which scripts do not: use -s selection=active-bias, or "
                 "leave selection out"
             )
+        if by_loss and (order.overlap or order.next_indices is not None):
+            raise UsageError(
+                "overlap = true: session.sampler(dataset, by_loss=True) does not know the samples "
+                "of the next round; leave overlap or by_loss out"
+            )
 
     def _evaluated(self, order: EvaluateOrder) -> EvaluateReport:
         if self._evaluation is None:
             raise UsageError("the script does not call session.evaluate before its training loop")
+        self._replica.own_round = 0
         return self._evaluation.report(self._replica.model, self.device, order)
 
     def _set_progress(self, progress: float) -> None:

@@ -26,6 +26,7 @@ from ..algorithm.sampling import HIGH_LOSS_RATIO, Sampler, SeparatedSampler
 from ..algorithm.schedules import LearningRate
 from ..algorithm.selection import Selection
 from ..config import check_ranges
+from ..engines.mailbox import MailboxGrid
 from ..errors import UsageError
 from ..flower.array_records import view_record
 from ..protocol import Average, Keys, MomentumPolicy, TrainOrder
@@ -114,6 +115,9 @@ class BiasedLocalSGD(TrainingLoop):
     parameter_names : collection of str, optional
         Names of the tensors that are parameters; by default all floating-point tensors except
         BatchNorm's statistics. One name of tied weights is enough.
+    overlap : bool (default: False)
+        Let workers begin a round on their own models of the last one: the change of their first
+        step is added to the average. Needs workers that stay: the local grid or streams.
     rebalance : bool (default: False)
         Whether steps that depend on speeds are adapted to the speeds measured in training, at most
         once per epoch.
@@ -155,6 +159,7 @@ class BiasedLocalSGD(TrainingLoop):
         train_on: TrainOn | None = None,
         outer_optimizer: OuterOptimizer | None = None,
         parameter_names: Collection[str] | None = None,
+        overlap: bool = False,
         rebalance: bool = False,
         fast_threshold: float = FAST_SPEED_RATIO,
         seed: int = 0,
@@ -225,6 +230,7 @@ class BiasedLocalSGD(TrainingLoop):
                 train_on=train_on,
                 selection=selection,
                 average=average,
+                overlap=overlap,
                 keys=Keys(self.arrayrecord_key, self.configrecord_key, self.weighted_by_key),
             )
         )
@@ -266,6 +272,11 @@ class BiasedLocalSGD(TrainingLoop):
         UsageError
             If the workers have different data or models, or one of them cannot take part.
         """
+        if self.planner.settings.overlap and not isinstance(grid, MailboxGrid):
+            raise UsageError(
+                "overlap = true needs workers that stay between rounds: use blsgd run or blsgd "
+                'launch, or SuperNodes with transport = "stream"'
+            )
         self.connector.refresh(grid)
         if self.planner.settings.step_policy.is_open:
             self.connector.choose_steps(grid, arrays, self.averaging)

@@ -31,6 +31,7 @@ class PlannerSettings:
     train_on: TrainOn = TrainOn()
     selection: Selection | None = None
     average: Average = "models"
+    overlap: bool = False
     keys: Keys = Keys()
 
 

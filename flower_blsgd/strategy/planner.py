@@ -49,6 +49,10 @@ class Planner:
     - `averaged_momentum`: sent with every order of the next round; for the policy ``"average"``.
     - `resumed_momentum`: sent to each worker, by index, after a resume until an order succeeds; for
       the policy ``"keep"``.
+    - `resumed_models`: the workers' own models after the last round, by index, for the first round
+      after a resume; with `overlap`.
+    - `pauses`: whether the workers wait after the next round, and `ahead` whether they do the first
+      step of the round after it instead.
     - `measures_in_rounds`: whether rounds of training measure unknown speeds, as for scripts.
     - `measured`: seconds per step by worker index, as far as known, while rounds measure speeds;
       else None. The rest of the epoch is planned again after each of these rounds.
@@ -68,6 +72,9 @@ class Planner:
         self.workers: list[Worker] = []
         self.averaged_momentum: ArrayRecord | None = None
         self.resumed_momentum: dict[int, ArrayRecord] = {}
+        self.resumed_models: dict[int, ArrayRecord] = {}
+        self.pauses = self.ahead = False
+        self._last_rate = self._last_progress = 0.0
         self.measured: dict[int, float] | None = None
         self.measures_in_rounds = False
         self._without_room: set[int] = set()
@@ -131,6 +138,7 @@ class Planner:
         rate = self.settings.learning_rate.at(
             self.progress.epoch, share, self.progress.rounds_done, self.plan.rounds
         )
+        self.ahead = self.settings.overlap and not (self.pauses or self._may_be_last())
         orders = [
             (worker, self._order(server_round, rank, worker, rate, share, arrays))
             for rank, worker in enumerate(self.workers)
@@ -142,7 +150,27 @@ class Planner:
     def prepare(self, server_round: int) -> None:
         """Draw the seeds of a round before its model is there, so that its orders leave sooner."""
         for worker in self.workers:
-            derived_seed(self.settings.seed, "order", server_round, worker.index)  # which is cached
+            self._seed(server_round, worker)  # which is cached
+
+    @property
+    def continues(self) -> bool:
+        """Whether the next round begins on the workers' own models."""
+        return self.settings.overlap and not (self.epoch_ended or self.rest_is_due)
+
+    def _may_be_last(self) -> bool:
+        """Return whether the next round is the last one of its plan, or may be that of the budget.
+
+        A round may take twice as long as the last ones.
+        """
+        done, plan, used = self.progress.rounds_done + 1, self.plan, self.used
+        seconds = used.seconds + 2 * used.seconds / max(1, used.rounds)
+        samples = used.samples + sum(plan.shape.samples_per_round)
+        end = Budget(0, seconds, used.rounds + 1, samples)
+        return (
+            self.measured is not None
+            or done >= min(plan.rounds, plan.lists_end)
+            or self.budget.share(end) >= 1
+        )
 
     def _order(
         self,
@@ -155,13 +183,23 @@ class Planner:
     ) -> TrainOrder:
         shape, per_round = self.plan.shape, self.plan.shape.samples_per_round
         in_stream = self.settings.sampler.is_stream and self.settings.selection is None
+        done, plan = self.progress.rounds_done, self.plan
+        overlaps = self.settings.overlap and done > max(0, plan.first_round)
+        ahead: dict[str, Any] = {}
+        if self.ahead:
+            weights = plan.sample_weights(done + 1, rank)
+            ahead = {
+                "next_indices": plan.indices(done + 1, rank)[: shape.batch_sizes[rank]],
+                "next_weights": None if weights is None else weights[: shape.batch_sizes[rank]],
+                "next_seed": self._seed(server_round + 1, worker),
+            }
         return TrainOrder(
             round=server_round,
             epoch=self.progress.epoch,
             local_steps=shape.local_steps[rank],
             batch_size=shape.batch_sizes[rank],
             learning_rate=rate,
-            seed=derived_seed(self.settings.seed, "order", server_round, worker.index),
+            seed=self._seed(server_round, worker),
             deadline_seconds=self.settings.deadline_seconds,
             momentum_policy=self.settings.momentum_buffers,
             indices=self.plan.indices(self.progress.rounds_done, rank),
@@ -171,7 +209,15 @@ class Planner:
             progress=min(1.0, budget_share),
             stream_start=self.samples_planned_so_far + sum(per_round[:rank]) if in_stream else 0,
             stream_stride=sum(per_round) if in_stream else 0,
+            overlap=overlaps,
+            last_learning_rate=self._last_rate if overlaps else 0.0,
+            last_progress=self._last_progress if overlaps else 0.0,
+            own_model=self.resumed_models.get(worker.index) if overlaps else None,
+            **ahead,
         )
+
+    def _seed(self, server_round: int, worker: Worker) -> int:
+        return derived_seed(self.settings.seed, "order", server_round, worker.index)
 
     def record(self, outcomes: Sequence[Outcome], momentum: ArrayRecord | None = None) -> None:
         """Record the losses, the progress and the workers' times of a round.
@@ -193,6 +239,10 @@ class Planner:
                     self.settings.batch_size,
                     per_epoch=self.settings.step_policy.follows_speeds,
                 )
+        if self.settings.overlap and outcomes:
+            order = outcomes[0].order
+            self._last_rate, self._last_progress = order.learning_rate, order.progress
+        self.resumed_models.clear()
         before = self.progress
         self._count(
             samples_trained=before.samples_trained + int(sum(o.load for o in outcomes)),
@@ -322,6 +372,7 @@ class Planner:
             "table": self.table.state_dict(),
             "stats": {n: np.asarray(v) for n, v in asdict(self.sampling_stats).items()},
             "planned-for": [worker.index for worker in self.workers],
+            "last-rate": [self._last_rate, self._last_progress],
             "averaged-momentum": self.averaged_momentum
             and dict(tensors_of(self.averaged_momentum)),
             "plan": {
@@ -347,6 +398,7 @@ class Planner:
             self.take_steps(state["local-steps-fast"])
         self.sampling_stats = SamplingStats(**{n: v.item() for n, v in state["stats"].items()})
         self.workers = [workers[index] for index in state["planned-for"]]
+        self._last_rate, self._last_progress = state.get("last-rate", (0.0, 0.0))
         averaged, plan = state["averaged-momentum"], state["plan"]
         self.averaged_momentum = averaged and view_record(averaged)
         fields = from_record(RoundShape, plan["shape"]).items()

@@ -208,7 +208,8 @@ class TrainingLoop(FedAvg):
 
     def _can_send_ahead(self, grid: Grid) -> bool:
         """Return whether the next round can be sent now: it is planned, and no pause is due."""
-        pauses, self._pauses = self._pauses, False
+        pauses = self._pauses and not self.planner.ahead  # else first a round that ends idle
+        self._pauses = self._pauses and not pauses
         if pauses or not isinstance(grid, MailboxGrid) or self.planner.epoch_ended:
             return False
         online = set(grid.get_node_ids())
@@ -219,6 +220,7 @@ class TrainingLoop(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Mapping[str, int] | list[Message]:
         """Send the orders of a round; return their nodes, or the orders if the grid has to wait."""
+        self.planner.pauses = self._pauses
         ended = self.round.ended_on_clock if self.round and not self.idle else 0.0
         orders = self.configure_train(server_round, arrays, config, grid)
         if ended and self.round:

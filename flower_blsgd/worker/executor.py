@@ -23,6 +23,9 @@ class Executor(Protocol):
     def train(self, order: TrainOrder) -> TrainReport:
         """Run the steps of an order."""
 
+    def own_model(self) -> ArrayRecord:
+        """Return the worker's model after the last order, for a checkpoint; empty without one."""
+
     def evaluate(self, order: EvaluateOrder) -> EvaluateReport:
         """Evaluate the model of an order on its slice of the test set."""
 

@@ -1,8 +1,10 @@
 """Execution of training orders on one model and one device, with the loss of every sample."""
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from .optimizer import (
     make_optimizer,
     set_learning_rate,
 )
+from .overlap import FirstStep
 from .step import (
     Augment,
     SampleLoss,
@@ -42,6 +45,8 @@ __all__ = ["Augment", "LocalSGD", "SampleLoss", "cross_entropy"]
 
 SMALLEST_BATCH = 2
 """Smallest batch size: BatchNorm has no variance of one sample."""
+
+_LOG = logging.getLogger(__name__)
 
 _STEPS = "local steps"
 
@@ -197,6 +202,8 @@ class LocalSGD:
         self._sent = SentTensors(self.model)
         self._frozen = FrozenTensors(self.model)
         self._kept_round = -1
+        self._first: FirstStep | None = None
+        self._next: TrainOrder | None = None
         self.forget_momentum()  # a fused optimizer begins with zeros
 
     def run(self, order: TrainOrder, state: RecordDict | None = None) -> TrainReport:
@@ -236,6 +243,24 @@ class LocalSGD:
             # The memory of the failed step is freed when this handler ends.
         raise self._too_large(order) if self._phase == _STEPS else self._no_room()
 
+    def work_ahead(self, state: RecordDict | None = None) -> None:
+        """Do the first step of the next round, if the last order has `next_indices`.
+
+        Call it with the `state` of `run`, after the reply was sent. Otherwise the next order does
+        this step, with the same result. After an error, it begins from the global model.
+        """
+        order, self._next = self._next, None
+        if order is None:
+            return
+        try:
+            self._first = self._do_first_step(order, state)
+        except Exception as error:
+            _LOG.warning("worker %s: first step of round %d: %s", self._name, order.round, error)
+
+    def own_model(self) -> ArrayRecord:
+        """Return this worker's own model after the last order; empty if it has none."""
+        return self._sent.record() if self._kept_round > 0 else ArrayRecord()
+
     @property
     def num_samples(self) -> int:
         """Number of training samples."""
@@ -253,29 +278,80 @@ class LocalSGD:
                     f"{self.num_samples}; all workers must see the same data"
                 )
         use_precision(self._step.precision, self.device)
+        first = self._first_step(order, state)
+        done = 0 if first is None else 1
         self._phase = "loading the global model"
-        indices = self._as_tensor(order.indices)
+        indices = self._as_tensor(order.indices[done * order.batch_size :])
         # Processes of a DataLoader read the first batches while the model is loaded.
-        batches = self._source.batches(indices, order.batch_size, order.seed)
+        batches = self._source.batches(indices, order.batch_size, order.seed + done)
         with contextlib.closing(batches):
-            return self._train(order, state, batches)
+            return self._train(order, state, batches, first)
 
-    def _train(
-        self, order: TrainOrder, state: RecordDict | None, batches: Iterator[Any]
-    ) -> TrainReport:
-        self._begin(order, state)
-        if not all(module.training for module in self._sent.modules):
-            self.model.train()
+    def _first_step(self, order: TrainOrder, state: RecordDict | None) -> FirstStep | None:
+        """Return the first step on the worker's own model, which is done now if it was not before.
+
+        None if all steps begin from the global model.
+        """
+        first, self._first, self._next = self._first, None, None
+        if not order.overlap:
+            return None
+        if first is not None and first.round == order.round:
+            return first
+        if order.own_model is not None:
+            self._sent.load(order.own_model)
+        elif self._kept_round != order.round - 1:
+            return None
+        self._frozen.begin(order.arrays)
+        size, weights = order.batch_size, order.sample_weights
+        weights = None if weights is None else weights[:size]
+        rate = order.last_learning_rate
+        only = _one_step(order, order.indices[:size], weights, learning_rate=rate)
+        return self._do_first_step(only, state)
+
+    def _do_first_step(self, order: TrainOrder, state: RecordDict | None) -> FirstStep:
+        """Do the only step of an order on the worker's own model."""
+        self._kept_round = -1
+        first = FirstStep(self.model, order.round)
+        self._phase = "loading the optimizer's state"
+        self._state.begin(order.momentum_policy, order.momentum, state)
+        self.model.train()
         self._step.skipped = 0
         self._phase = _STEPS
+        indices = self._as_tensor(order.indices)
+        batches = self._source.batches(indices, order.batch_size, order.seed)
         try:
-            losses, times = self._do_steps(order, batches)
+            with contextlib.closing(batches):
+                first.losses, (seconds, _, _) = self._do_steps(order, batches)
+        except BaseException:
+            self._state.zero()
+            raise
+        first.end(seconds)
+        return first
+
+    def _train(
+        self,
+        order: TrainOrder,
+        state: RecordDict | None,
+        batches: Iterator[Any],
+        first: FirstStep | None,
+    ) -> TrainReport:
+        self._begin(order, state, first)
+        if not all(module.training for module in self._sent.modules):
+            self.model.train()
+        if first is None:
+            self._step.skipped = 0
+        self._phase = _STEPS
+        try:
+            losses, times = self._do_steps(order, batches, first)
             self._phase = "sending the model"
             arrays, momentum, is_zeroed = self._end(order, state)
             self._kept_round = order.round
         except BaseException:
             self._state.zero()
             raise
+        if order.next_indices is not None:
+            changes = {"round": order.round + 1, "seed": order.next_seed, "momentum": None}
+            self._next = _one_step(order, order.next_indices, order.next_weights, **changes)
         return TrainReport(
             len(losses) // order.batch_size,
             order.batch_size,
@@ -289,10 +365,13 @@ class LocalSGD:
             learning_rate=order.learning_rate,
         )
 
-    def _begin(self, order: TrainOrder, state: RecordDict | None) -> None:
+    def _begin(self, order: TrainOrder, state: RecordDict | None, first: FirstStep | None) -> None:
         """Load what the order brings: a model, or an averaged gradient for the model kept here."""
         kept, self._kept_round = self._kept_round, -1
-        if order.brings == "model":
+        if first is not None:
+            self._sent.load(order.arrays)
+            first.add()
+        elif order.brings == "model":
             self._sent.load(order.arrays)
             self._frozen.begin(order.arrays)
             self._phase = "loading the optimizer's state"
@@ -319,23 +398,27 @@ class LocalSGD:
         return self._sent.record(like=order.arrays), momentum, is_zeroed
 
     def _do_steps(
-        self, order: TrainOrder, batches: Iterator[Any]
+        self, order: TrainOrder, batches: Iterator[Any], first: FirstStep | None = None
     ) -> tuple[Tensor, tuple[float, float, float]]:
-        """Return the losses, and the times of `StepClock.end`."""
+        """Return the losses, and the times of `StepClock.end`; `first` is a step that is done."""
         size, completed = order.batch_size, 0
         weights = None
         if order.sample_weights is not None:
             weights = torch.from_numpy(order.sample_weights.copy()).to(self.device)
         losses = torch.empty(len(order.indices), device=self.device)
+        if first is not None:
+            losses[:size], completed = first.losses, 1
         with fork_rng(self.device):
             if order.brings == "model":  # a trial would remove the averaged gradient
                 self._step.compile_for(size, lambda: self._batch_of(order.indices[:size]))
-            self._step.seed(order.seed)
-            clock = StepClock(self.device, self._slowdown)
+            self._step.seed(order.seed + completed)
+            clock = StepClock(self.device, self._slowdown, first.seconds if first else 0.0)
             if order.brings == "gradient":
                 self._step.update()  # at the rate of the last order
             set_learning_rate(self._step.optimizer, order.learning_rate / self._peak_learning_rate)
             step = self._step.gradient if order.returns == "gradient" else self._step.run
+            if completed and clock.is_over(order.deadline_seconds):
+                batches = iter(())
             for batch in batches:
                 rows = slice(completed * size, (completed + 1) * size)
                 losses[rows] = step(batch, size, None if weights is None else weights[rows])
@@ -402,3 +485,9 @@ class LocalSGD:
         except Exception:  # of any kind: the user gets the error about memory
             return False
         return True
+
+
+def _one_step(order: TrainOrder, indices: Any, sample_weights: Any, **changes: Any) -> TrainOrder:
+    """Return an order of one step, without models, whose memory the server needs."""
+    none = {"arrays": ArrayRecord(), "own_model": None, "deadline_seconds": 0.0}
+    return replace(order, indices=indices, sample_weights=sample_weights, **(none | changes))

@@ -19,10 +19,14 @@ def synchronize(device: torch.device) -> None:
 
 
 class StepClock:
-    """Time of an order's steps on a device, or on one that is slower by a factor."""
+    """Time of an order's steps on a device, or on one that is slower by a factor.
 
-    def __init__(self, device: torch.device, slowdown: float) -> None:
+    `before` is the duration of the order's steps that ended earlier.
+    """
+
+    def __init__(self, device: torch.device, slowdown: float, before: float = 0.0) -> None:
         self.paused_seconds = 0.0
+        self._before = before
         self._device = device
         self._slowdown = slowdown
         synchronize(device)
@@ -34,14 +38,15 @@ class StepClock:
         if deadline_seconds == 0:
             return False
         synchronize(self._device)  # otherwise the host runs ahead of the device
-        return self._slowdown * self._seconds() >= deadline_seconds
+        return self._before + self._slowdown * self._seconds() >= deadline_seconds
 
     def end(self) -> tuple[float, float, float]:
         """Wait until the steps are done; return their seconds, and the times of start and end."""
         synchronize(self._device)
         throttle(self._began + self.paused_seconds, self._slowdown)
         seconds = self._seconds()
-        return seconds, self._started_at, self._started_at + seconds
+        started_at = self._started_at - self._before
+        return self._before + seconds, started_at, self._started_at + seconds
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._began - self.paused_seconds

@@ -3,17 +3,28 @@
 Two apps of the same handler: `app` knows nothing of flower_blsgd, `viewing_app` accepts views.
 """
 
+import functools
 import os
 import sys
+import time
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_blsgd.flower.app_call import accept_views
+from flower_blsgd.flower.app_call import accept_views, after_reply
 
 app, viewing_app = ClientApp(), ClientApp()
 accept_views(viewing_app)
+
+_DONE: list[str] = []
+
+
+def _wait_for(file: str) -> None:
+    until = time.monotonic() + 60
+    while not os.path.exists(file) and time.monotonic() < until:
+        time.sleep(0.01)
+    _DONE.append(file)
 
 
 @app.train()
@@ -41,6 +52,10 @@ def train(message: Message, context: Context) -> Message:
     elif what == "scribble-state":
         context.state["kept"]["x"].numpy()[...] = -1.0
         answer["kept"] = float(context.state["kept"]["x"].numpy().flat[0])
+    elif what == "later":
+        after_reply(functools.partial(_wait_for, str(order["file"])))
+    elif what == "what-was-done":
+        answer["done"] = len(_DONE)
     elif what == "raise":
         raise ValueError("on purpose")
     elif what == "return-none":

@@ -33,6 +33,7 @@ from ...errors import UsageError
 from ...flower.app_call import (
     PROCESS_ENDS,
     Handler,
+    do_deferred_work,
     error_of,
     handler_of,
     main_program_of,
@@ -315,6 +316,7 @@ def _answer(channel: Channel, handle: Handler, pool: BufferPool) -> bool:
         del payload
         if is_last:
             return True
+        do_deferred_work()
 
 
 def _refuse(reason: str, message: Message) -> Message:

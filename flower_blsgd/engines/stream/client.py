@@ -14,7 +14,14 @@ import grpc
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ...flower.app_call import PROCESS_ENDS, error_of, handler_of, main_program_of, takes_views
+from ...flower.app_call import (
+    PROCESS_ENDS,
+    do_deferred_work,
+    error_of,
+    handler_of,
+    main_program_of,
+    takes_views,
+)
 from ...flower.array_records import ArrayView, PrivateArray
 from ...flower.internals import inside_lifespan, release_records_at_once
 from ...processes import end_with, restore_in_forks
@@ -171,6 +178,7 @@ class NodeStream:
                 if process_ends:
                     self._give_up("its process has to end")
                     return
+                do_deferred_work()
         except StreamOverError:
             pass
 
