@@ -1,82 +1,28 @@
-"""How much sooner an arm reaches a rival's accuracy, from runs of several budgets; see PLAN.md."""
+"""How long the fast device alone takes for what an arm reached; see PLAN3.md."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-SLOWEST = 0.5
-"""Extrapolation goes no further than this speed-up."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What an arm reached for several budgets, with one seed.
-
-    Parameters
-    ----------
-    seconds : tuple of float
-        Ascending, at least two.
-    accuracies : tuple of float
-        As many.
-    """
-
-    seconds: tuple[float, ...]
-    accuracies: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Target:
-    """A rival's run with the same seed: its time and its accuracy."""
-
-    seconds: float
-    accuracy: float
+Values = Mapping[int, float]
+"""What is compared, larger is better, or seconds, by seed."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with Student's t interval of 95 %; nan bounds for one value."""
+    """A mean with an interval of 95 %; nan bounds for one value."""
 
     mean: float
     low: float
     high: float
     count: int
 
-    @property
-    def times(self) -> "Interval":
-        """The same of logarithms, as factors."""
-        return Interval(math.exp(self.mean), math.exp(self.low), math.exp(self.high), self.count)
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """How many times sooner, over seeds.
-
-    Parameters
-    ----------
-    factor : Interval
-        The geometric mean.
-    by_seed : tuple of float
-        Each seed's own factor.
-    at_shortest, beyond_longest : int
-        In how many seeds the shortest budget was enough (understated), or the longest was not.
-    """
-
-    factor: Interval
-    by_seed: tuple[float, ...]
-    at_shortest: int
-    beyond_longest: int
-
-    @property
-    def logs(self) -> list[float]:
-        """The logarithm of each seed's factor."""
-        return [math.log(factor) for factor in self.by_seed]
-
 
 def interval(values: Sequence[float]) -> Interval:
-    """Return mean and t interval; ValueError without a value."""
+    """Return mean and Student's t interval; ValueError without a value."""
     if not values:
         raise ValueError("no values")
     mean, count = float(np.mean(values)), len(values)
@@ -86,73 +32,81 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half, count)
 
 
-def total(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """Return the sum of two independent means, with Welch's interval of 95 %."""
-    mean = float(np.mean(first) + np.mean(second))
-    parts = [
-        (float(np.var(values, ddof=1)) / len(values), len(values)) for values in (first, second)
-    ]
-    variance = sum(part for part, _ in parts)
-    if not variance:
-        return Interval(mean, mean, mean, len(first))
-    freedom = variance**2 / sum(part**2 / (count - 1) for part, count in parts)
-    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(variance)
-    return Interval(mean, mean - half, mean + half, len(first))
+class Alone:
+    """What the fast device alone reaches, as a function of its time.
 
-
-def monotone(values: Sequence[float]) -> list[float]:
-    """Return the nearest values that never fall: pool adjacent violators.
-
-    >>> monotone([1.0, 3.0, 2.0])
-    [1.0, 2.5, 2.5]
+    The mean over the seeds is linear in log time between budgets, and continues beyond them as in
+    the nearest part. Each seed differs from it by a constant. `budgets` are values by seed, by the
+    seconds of at least two budgets, all with the same seeds.
     """
-    pools: list[list[float]] = []
-    for value in values:
-        pools.append([value])
-        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
-            last = pools.pop()
-            pools[-1] += last
-    return [float(np.mean(pool)) for pool in pools for _ in pool]
+
+    def __init__(self, budgets: Mapping[float, Values]) -> None:
+        seconds = sorted(budgets)
+        self.logs = [math.log(one) for one in seconds]
+        values = np.array([[one for _, one in sorted(budgets[s].items())] for s in seconds])
+        self._means = values.mean(1)
+        offsets = values.mean(0) - values.mean()
+        self._offsets = dict(zip(sorted(budgets[seconds[0]]), offsets.tolist(), strict=True))
+
+    def log_seconds(self, seed: int, value: float) -> float:
+        """Return the logarithm of the seconds in which it reaches a value; inf if it never does."""
+        wanted = value - self._offsets[seed]
+        part = int(np.searchsorted(self._means[1:-1], wanted))
+        low, high = self._means[part : part + 2]
+        if high <= low:  # longer budgets were not better
+            return math.copysign(math.inf, wanted - low)
+        share = (wanted - low) / (high - low)
+        return float(self.logs[part] + share * (self.logs[part + 1] - self.logs[part]))
 
 
-def common_slope(curves: Sequence[Curve]) -> float:
-    """Return the accuracy per unit of log time, an intercept for each curve; >= 0."""
-    above = below = 0.0
-    for curve in curves:
-        x, y = np.log(curve.seconds), np.asarray(curve.accuracies)
-        above += float(((x - x.mean()) * (y - y.mean())).sum())
-        below += float(((x - x.mean()) ** 2).sum())
-    return max(0.0, above / below)
+@dataclass(frozen=True)
+class Speedup:
+    """How many times sooner: the geometric mean over seeds, and each seed's factor.
 
-
-def speedup(curves: Sequence[Curve], targets: Sequence[Target]) -> Speedup:
-    """Return how many times sooner an arm reaches its rivals' accuracy.
-
-    Parameters
-    ----------
-    curves : sequence of Curve
-        Of the arm, a seed each.
-    targets : sequence of Target
-        Of the rival, in the same order of seeds.
+    In `extrapolated` seeds a result is outside the budgets of the fast device alone.
     """
-    slope = common_slope(curves)
-    logs, at_shortest, beyond_longest = [], 0, 0
-    for curve, target in zip(curves, targets, strict=True):
-        x, y = np.log(curve.seconds), monotone(curve.accuracies)
-        if target.accuracy < y[0]:
-            at_shortest += 1
-            reached = x[0]
-        elif target.accuracy > y[-1]:
-            beyond_longest += 1
-            latest = math.log(target.seconds / SLOWEST)
-            missing = target.accuracy - y[-1]
-            reached = min(latest, x[-1] + missing / slope) if slope else latest
-        else:
-            above = next(i for i, value in enumerate(y) if value >= target.accuracy)
-            reached = x[above]
-            if above and y[above] > y[above - 1]:
-                share = (target.accuracy - y[above - 1]) / (y[above] - y[above - 1])
-                reached = x[above - 1] + share * (x[above] - x[above - 1])
-        logs.append(math.log(target.seconds) - float(reached))
-    factors = tuple(math.exp(one) for one in logs)
-    return Speedup(interval(logs).times, factors, at_shortest, beyond_longest)
+
+    factor: Interval
+    by_seed: tuple[float, ...]
+    extrapolated: int
+
+
+def speedup(
+    budgets: Mapping[float, Values],
+    arm: tuple[Values, Values],
+    rival: tuple[Values, Values] | None = None,
+) -> Speedup:
+    """Return how many times sooner an arm is than the fast device alone, or than a rival.
+
+    Of both, what it reached and its seconds are given. Only seeds that all have are used, at least
+    one, or there is a ValueError. The interval is that of the jackknife over seeds, so it includes
+    how well the curve of the fast device is known.
+    """
+    sides = [arm] if rival is None else [arm, rival]
+    seeds = sorted(set(arm[0]).intersection(*budgets.values(), *(side[0] for side in sides)))
+    if not seeds:
+        raise ValueError("no pairs")
+
+    def reached(used: Sequence[int]) -> tuple[Alone, list[list[float]]]:
+        alone = Alone({s: {one: own[one] for one in used} for s, own in budgets.items()})
+        return alone, [[alone.log_seconds(one, side[0][one]) for side in sides] for one in used]
+
+    def logs(used: Sequence[int]) -> list[float]:
+        found = []
+        for seed, own in zip(used, reached(used)[1], strict=True):
+            each = [log - math.log(side[1][seed]) for log, side in zip(own, sides, strict=True)]
+            found.append(each[0] - sum(each[1:]))
+        return found
+
+    every, count = logs(seeds), len(seeds)
+    mean = float(np.mean(every))
+    half = math.nan
+    if count > 2:
+        without = [float(np.mean(logs([s for s in seeds if s != left]))) for left in seeds]
+        pseudo = interval([count * mean - (count - 1) * one for one in without])
+        half = pseudo.high - pseudo.mean
+    alone, found = reached(seeds)
+    first, last = alone.logs[0] - 1e-9, alone.logs[-1] + 1e-9
+    outside = sum(any(not first <= log <= last for log in own) for own in found)
+    bounds = (math.exp(log) for log in (mean, mean - half, mean + half))
+    return Speedup(Interval(*bounds, count), tuple(math.exp(one) for one in every), outside)

@@ -11,26 +11,25 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
-from torch.distributed import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
 from flower_blsgd import Task
 from flower_blsgd.algorithm.randomness import derived_seed, generator
+from flower_blsgd.worker.batches import tensor_parts
 from flower_blsgd.worker.optimizer import make_optimizer, set_learning_rate
-from flower_blsgd.worker.timing import throttle
 
-from .tasks import finished, loaded, whole
+from .tasks import finished, loaded
 
-DECAYS = (0.6, 0.8)
 _STEPS_BETWEEN_WORDS = 16
 """So often rank 0 tells the others how much of the budget is over."""
 
@@ -43,36 +42,13 @@ _LONGEST_WAIT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Settings:
-    """What the ranks do.
+    """What the ranks do: a task, seeds, the rate to begin with, and a budget in seconds or steps.
 
-    Parameters
-    ----------
-    task : mapping
-        Settings that `tasks.loaded` takes.
-    seed : int
-        Of the weights, the order of the samples, and the augmentation.
-    rate, seconds : float
-        The learning rate to begin with, and the budget.
-    cores : list of int
-        One for each rank.
-    slowdowns : list of float
-        Of each rank: by how much it is slowed on purpose.
-    batches : list of int
-        Samples per step of each rank; 0: as many as it computes while rank 0 does its own.
-    step_seconds : list of [float, float]
-        Of each rank, for a clock that counts and does not measure: seconds of a step, constant and
-        per sample. Empty: the wall clock.
-    evaluate : bool (default: True)
-        Whether the model is evaluated in the end.
-    folder : str
-        Where ranks meet, and the result is written.
-    decay : {"steps", "linear"} (default: "steps")
-        How the rate falls: times 0.1 at 60 % and at 80 % of the budget, or in a line to zero.
-    channels_last : bool (default: False)
-        Keep images and filters with their channels next to each other, to save hours where time
-        is counted.
-    rank : int
-        Which one this is.
+    `cores`, `gaps` and `batches` are those of each rank. A rank repeats its work by its gap: a
+    device that is really slower keeps computing. A batch of 0 is what a rank computes while rank 0
+    does its own. Only the last of `accumulate` batches is summed over ranks. `outer` has the steps
+    per outer step, its rate and its Nesterov momentum. Ranks meet at `address`, or in the folder.
+    The weights are written to `save`.
     """
 
     task: Mapping[str, Any]
@@ -80,14 +56,39 @@ class Settings:
     rate: float
     seconds: float
     cores: list[int]
-    slowdowns: list[float]
+    gaps: list[int]
     batches: list[int]
-    step_seconds: list[list[float]] = field(default_factory=list)
-    evaluate: bool = True
+    steps: int = 0
+    accumulate: int = 1
+    sync_bn: bool = False
+    outer: tuple[int, float, float] | None = None
     folder: str = ""
-    decay: str = "steps"
-    channels_last: bool = False
+    interface: str = "lo"
+    address: str = ""
+    save: str = ""
     rank: int = 0
+
+
+class SyncBatchNorm(nn.BatchNorm2d):
+    """BatchNorm over the batches of all ranks; torch's own needs a GPU."""
+
+    group: distributed.ProcessGroup | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the normalized inputs."""
+        if not (self.training and distributed.is_initialized()):
+            return super().forward(inputs)
+        size = inputs.new_tensor([inputs.numel() / inputs.shape[1]])
+        own = torch.cat([inputs.sum((0, 2, 3)), inputs.square().sum((0, 2, 3)), size])
+        *sums, count = all_reduce(own, group=self.group).split([self.num_features] * 2 + [1])
+        mean, squares = (one / count for one in sums)
+        variance = squares - mean.square()
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+        factor = self.weight * (variance + self.eps).rsqrt()
+        shift = self.bias - mean * factor
+        return inputs * factor.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
 
 
 class Rank:
@@ -95,11 +96,10 @@ class Rank:
 
     def __init__(self, settings: Settings, task: Task) -> None:
         self.settings, self.task = settings, task
-        self.slowdown = settings.slowdowns[settings.rank]
-        self.inputs, self.targets = whole(task.train)
+        self.gap = settings.gaps[settings.rank]
+        self.inputs, self.targets = tensor_parts(task.train) or ()
         self.net = task.initial_model(derived_seed(settings.seed, "model")).train()
-        self.layout = torch.channels_last if settings.channels_last else torch.contiguous_format
-        self.net = self.net.to(memory_format=self.layout)  # type: ignore[call-overload]
+        self.shadow = copy.deepcopy(self.net)
         self.forward: nn.Module = self.net
         self.optimizer = _optimizer(self.net, settings.task)
         self.generator = torch.Generator().manual_seed(
@@ -107,34 +107,57 @@ class Rank:
         )
         self.scale = 1.0
         """Of the mean loss of this rank's batch, before DDP averages over the ranks."""
-        self.began = 0.0
-        """When this step's own computing began; the sum, which waits for others, is not slowed."""
-        self.compute_seconds = 0.0
+        self.steps = 0
+        trained = [one for one in self.net.parameters() if one.requires_grad]
+        self.anchor = [one.detach().clone() for one in trained] if settings.outer else []
+        if settings.outer:
+            _, rate, momentum = settings.outer
+            self.outer = torch.optim.SGD(self.anchor, rate, momentum, nesterov=momentum > 0)
 
     def join(self, batches: list[int]) -> None:
         """Become a rank of DDP, whose mean over ranks is then the gradient of the whole batch."""
         self.scale = batches[self.settings.rank] * len(batches) / sum(batches)
+        group = distributed.new_group() if self.settings.sync_bn else None
+        for layer in self.net.modules():
+            if group and isinstance(layer, nn.BatchNorm2d):
+                layer.__class__, layer.group = SyncBatchNorm, group
         self.forward = DistributedDataParallel(
             self.net, broadcast_buffers=False, gradient_as_bucket_view=True
         )
-        if self.slowdown > 1:
-            self.forward.register_comm_hook(None, self.slowed_sum)
 
     def step(self, samples: Tensor) -> None:
         """Do an optimizer step on these samples."""
         self.optimizer.zero_grad()
-        self._backward(samples)
-        if self.forward is not self.net:
-            self.began = time.perf_counter()
+        *before, last = samples.chunk(self.settings.accumulate)
+        for part in before:
+            with self.forward.no_sync():
+                self._backward(part)
+        self._backward(last)
         self.optimizer.step()
+        self.steps += 1
+        if self.settings.outer and self.steps % self.settings.outer[0] == 0:
+            self._outer_step()
 
     def _backward(self, samples: Tensor) -> None:
         inputs, targets = self.inputs[samples], self.targets[samples]
         if self.task.augment is not None:
             inputs = self.task.augment(inputs, self.generator)
-        inputs = inputs.contiguous(memory_format=self.layout)
+        for _ in range(self.gap - 1):
+            self.task.loss(self.shadow(inputs), targets).mean().backward()
         loss = self.task.loss(self.forward(inputs), targets).mean()
-        (loss * self.scale if self.scale != 1 else loss).backward()
+        scale = self.scale / self.settings.accumulate
+        (loss * scale if scale != 1 else loss).backward()
+
+    def _outer_step(self) -> None:
+        """Move the anchor by the outer optimizer, and begin from there."""
+        with torch.no_grad():
+            trained = (one for one in self.net.parameters() if one.requires_grad)
+            pairs = list(zip(self.anchor, trained, strict=True))
+            for anchor, parameter in pairs:
+                anchor.grad = anchor - parameter
+            self.outer.step()
+            for anchor, parameter in pairs:
+                parameter.copy_(anchor)
 
     def seconds_of(self, batch: int, seconds: float) -> float:
         """Return the seconds of a step of so many samples, slowed as it is; nothing is changed."""
@@ -150,10 +173,8 @@ class Rank:
         for _ in range(_WARM_UP_STEPS):
             step()
         steps, began = 0, time.perf_counter()
-        while steps < 3 or time.perf_counter() - began < seconds / self.slowdown:
-            start = time.perf_counter()
+        while steps < 3 or time.perf_counter() - began < seconds:
             step()
-            throttle(start, self.slowdown)
             steps += 1
         measured = (time.perf_counter() - began) / steps
         self.net.load_state_dict(kept)
@@ -161,20 +182,11 @@ class Rank:
         self.generator.set_state(drawn)
         return measured
 
-    def slowed_sum(
-        self, group: distributed.ProcessGroup | None, bucket: GradBucket
-    ) -> torch.futures.Future[Tensor]:
-        """Sleep as a slower device would still compute, and only then join the sum."""
-        if bucket.is_last():
-            throttle(self.began, self.slowdown)
-            self.compute_seconds += time.perf_counter() - self.began
-        return allreduce_hook(group, bucket)
-
 
 def _optimizer(net: nn.Module, task: Mapping[str, Any]) -> torch.optim.Optimizer:
     return make_optimizer(
         task.get("optimizer", "sgd"),
-        net.parameters(),
+        [one for one in net.parameters() if one.requires_grad],
         momentum=task.get("momentum", 0.9),
         nesterov=False,
         weight_decay=task["weight-decay"],
@@ -182,7 +194,7 @@ def _optimizer(net: nn.Module, task: Mapping[str, Any]) -> torch.optim.Optimizer
 
 
 def train(settings: Settings) -> dict[str, Any]:
-    """Train as one rank; return what happened, of rank 0 with the accuracy."""
+    """Train as one rank; return what happened, of rank 0 with what the model is worth."""
     world, number = len(settings.batches), settings.rank
     task = loaded(dict(settings.task), settings.seed)
     rank = Rank(settings, task)
@@ -190,7 +202,7 @@ def train(settings: Settings) -> dict[str, Any]:
     if world > 1:
         distributed.init_process_group(
             "gloo",
-            init_method=f"file://{settings.folder}/meeting",
+            init_method=settings.address or f"file://{settings.folder}/meeting",
             rank=number,
             world_size=world,
             timeout=_LONGEST_WAIT,
@@ -200,51 +212,42 @@ def train(settings: Settings) -> dict[str, Any]:
         rank.join(batches)
     result = _trained(settings, rank, batches)
     if world > 1:
-        computing = torch.zeros(world, dtype=torch.float64)
-        computing[number] = rank.compute_seconds / result["measured_seconds"]
-        distributed.all_reduce(computing)
-        result["computing_share_of_slowed"] = computing.max().item()
         distributed.destroy_process_group()
-    if number == 0 and settings.evaluate:
+    if number == 0:
         result |= finished(task, rank.net)
+    if settings.save:
+        save_file(rank.net.state_dict(), settings.save)
     return result
 
 
 def _trained(settings: Settings, rank: Rank, batches: list[int]) -> dict[str, Any]:
-    """Train until the budget is over."""
-    world, number, total = len(batches), settings.rank, sum(batches)
-    first, own = sum(batches[:number]), batches[number]
-    counted = _counted_step_seconds(settings, batches)
+    """Train until the budget is over; the learning rate falls in a line to zero."""
+    world, number, total = len(batches), settings.rank, sum(batches) * settings.accumulate
+    first, own = sum(batches[:number]) * settings.accumulate, batches[number] * settings.accumulate
     word = torch.zeros(1, dtype=torch.float64)
     steps, share, counting_from = 0, 0.0, (0, 0.0)
     if world > 1:
         distributed.barrier()
-    began = rank.began = time.perf_counter()
+    began = time.perf_counter()
     for samples in _dealt(rank.task.num_train, total, settings.seed):
-        left = 1 - share if settings.decay == "linear" else 0.1 ** sum(share >= d for d in DECAYS)
-        set_learning_rate(rank.optimizer, settings.rate * left)
+        set_learning_rate(rank.optimizer, settings.rate * (1 - share))
         rank.step(samples[first : first + own])
         steps += 1
-        if counted:
-            share = steps * counted / settings.seconds
+        if settings.steps:
+            share = steps / settings.steps
         elif world == 1 or steps % _STEPS_BETWEEN_WORDS == 0:
             share = (time.perf_counter() - began) / settings.seconds
             if world > 1:
                 word[0] = share
                 distributed.broadcast(word, 0)
-                share, rank.began = word.item(), time.perf_counter()
+                share = word.item()
         if steps == _STEPS_BETWEEN_WORDS:
             counting_from = steps, time.perf_counter() - began
         if share >= 1:
             break
     seconds = time.perf_counter() - began
-    result = {
-        "training_seconds": steps * counted or seconds,
-        "measured_seconds": seconds,
-        "steps": steps,
-        "batches": batches,
-        "samples": steps * total,
-    }
+    result = {"training_seconds": seconds, "steps": steps, "samples": steps * total}
+    result["batches"] = batches
     if steps > counting_from[0] > 0:  # without the first steps
         timed = seconds - counting_from[1]
         result["samples_per_second"] = (steps - counting_from[0]) * total / timed
@@ -253,32 +256,19 @@ def _trained(settings: Settings, rank: Rank, batches: list[int]) -> dict[str, An
 
 def _batches(settings: Settings, rank: Rank) -> list[int]:
     """Return the batch of each rank; those that follow speeds are measured, all at a time."""
-    batches = list(settings.batches)
-    largest = batches[0]
-    if settings.step_seconds:
-        speeds = settings.step_seconds
-    elif 0 in batches:
-        small = max(2, largest // 8)
-        few, many = rank.seconds_of(small, 1.5), rank.seconds_of(largest, 1.5)
-        per_sample = max(1e-9, (many - few) / (largest - small))
-        own = torch.tensor([many - per_sample * largest, per_sample], dtype=torch.float64)
-        gathered = [torch.empty_like(own) for _ in batches]
-        distributed.all_gather(gathered, own)
-        speeds = [speed.tolist() for speed in gathered]
-    else:
-        rank.seconds_of(batches[rank.settings.rank], 0.0)  # warms up
+    batches, largest = list(settings.batches), settings.batches[0]
+    if 0 not in batches:
+        rank.seconds_of(batches[settings.rank], 0.0)  # warms up
         return batches
-    until = speeds[0][0] + speeds[0][1] * largest
-    fitting = [min(largest, max(2, int((until - s[0]) / s[1] + 1e-6))) for s in speeds]
+    small = max(2, largest // 8)
+    few, many = rank.seconds_of(small, 1.5), rank.seconds_of(largest, 1.5)
+    per_sample = max(1e-9, (many - few) / (largest - small))
+    own = torch.tensor([many - per_sample * largest, per_sample], dtype=torch.float64)
+    speeds = [torch.empty_like(own) for _ in batches]
+    distributed.all_gather(speeds, own)
+    until = (speeds[0][0] + speeds[0][1] * largest).item()
+    fitting = [min(largest, max(1, int((until - s[0]) / s[1] + 1e-6))) for s in speeds]
     return [batch or fits for batch, fits in zip(batches, fitting, strict=True)]
-
-
-def _counted_step_seconds(settings: Settings, batches: list[int]) -> float:
-    """Return the seconds that a step counts as, the slowest rank's; 0 on the wall clock."""
-    if not settings.step_seconds:
-        return 0.0
-    speeds = zip(settings.step_seconds, batches, strict=True)
-    return max(constant + per_sample * batch for (constant, per_sample), batch in speeds)
 
 
 def _dealt(num_samples: int, total: int, seed: int) -> Iterator[Tensor]:
@@ -300,7 +290,7 @@ def _end_with_parent() -> None:
 def main(text: str) -> None:
     """Be one rank."""
     settings = Settings(**json.loads(text))
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = settings.interface
     os.sched_setaffinity(0, {settings.cores[settings.rank]})
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()

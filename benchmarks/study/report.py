@@ -1,7 +1,7 @@
-"""Write RESULTS2.md and its picture from the rows of the second study.
+"""Write RESULTS3.md and its picture from the rows of the third study.
 
 ``python -m benchmarks.study.report``. All rows stay in the files. A row counts if it is the last of
-its run that did not fail.
+its run that did not fail. Stages that are not complete are marked.
 """
 
 import argparse
@@ -9,59 +9,54 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
-from .arms import FAST_ALONE, SHAPES
-from .estimator import Curve, Interval, Speedup, Target, interval, speedup, total
-from .runs import STEP_SECONDS, Row, Store, counting, is_due
-from .stages import (
-    FULL,
-    GAPS,
-    SCREENING_SEEDS,
-    STAGES,
-    TINY,
-    TWO_DEVICES,
-    Rows,
-    Scale,
-    fast_alone,
-    read,
-    screened,
-    settings_found,
-)
+from .arms import Setting
+from .estimator import Interval, Speedup, Values, interval, speedup
+from .runs import Row, Store, counting, is_due
+from .stages import COMPARISONS, FULL, STAGES, TINY, Key, Rows, Scale, Tuning, read, value_of
 
 FOLDER = Path(__file__).parent
-PICTURE = "speedup2.png"
-IDEAS = (
-    *("averaged-momentum", "short-rounds", "long-rounds", "one-round-late", "outer-rate"),
-    *("small-batches", "shared-momentum"),
+PICTURE = "speedup3.png"
+TITLES = {
+    "images": "Images",
+    "throughput": "Throughput",
+    "python": "A language model, fine-tuned, batch 4",
+    "slow-link": "A slow link",
+    "auto": "Steps that `auto` chooses",
+    "batch-16": "A language model, fine-tuned, batch 16",
+    "lora": "A LoRA adapter",
+    "scratch": "A language model from scratch",
+    "outer": "An outer optimizer",
+}
+ALONE: Key = ("alone", 1)
+PAIRS = (
+    *((arm, "ddp") for arm in ("blocking", "overlapped", "models", "gradients")),
+    *(("overlapped", "blocking"), ("gradients", "blocking"), ("gradients", "models")),
+    ("blocking-outer", "blocking"),
 )
+"""An arm and the rival that it is compared with, at the same gap."""
 
 Lines = Iterable[str]
 
 
-def page(rows: Rows, scale: Scale) -> str:
+def page(rows: Rows, scale: Scale, picture: bool) -> str:
     """Return the whole page."""
     parts = [
-        "# Results of the second study",
-        "Written by `python -m benchmarks.study.report` from the rows in `rows2/`. The questions, "
-        "rules and estimators: [PLAN2.md](PLAN2.md).",
-        *_section("Screening", screening_lines(rows, scale)),
-        *_section("Weights and sampling", pair_lines(rows["weights"])),
-        *_section("Next ideas", idea_lines(rows)),
-        *_section("Throughput", throughput_lines(rows["throughput"])),
-        *_section("Confirmation", confirmation_lines(rows, scale)),
-        *_section("Confirmation on the wall clock, computed", wall_lines(rows, scale)),
-        *_section("Near convergence", near_lines(rows, scale)),
-        *_section("Slow link", slow_link_lines(rows["slow-link"])),
-        *_section("Rows", rows_lines(rows)),
+        "# Results of the third study",
+        "Written by `python -m benchmarks.study.report` from the rows in `rows3/`. The questions, "
+        "rules and estimators: [PLAN3.md](PLAN3.md). All times are on the wall clock.",
     ]
+    if picture:
+        parts.append(f"![how many times sooner a second device is]({PICTURE})")
+    for name, title in TITLES.items():
+        own = {"throughput": throughput_lines, "auto": auto_lines}.get(name)
+        lines = own(rows[name]) if own else comparison_lines(name, rows, scale)
+        parts += [f"## {title}", "\n".join(lines) or "No rows yet."]
+    parts += ["## Tuning", "\n".join(tuning_lines(rows, scale))]
+    parts += ["## Rows", "\n".join(rows_lines(rows, scale))]
     return "\n\n".join(parts) + "\n"
-
-
-def _section(title: str, lines: Lines) -> list[str]:
-    return [f"## {title}", "\n".join(lines) or "No rows yet."]
 
 
 def _table(*titles: str) -> list[str]:
@@ -75,395 +70,238 @@ def _line(*cells: str) -> str:
 def spread(found: Interval, times: float = 1.0, digits: int = 2) -> str:
     """Write a mean and its interval."""
     mean, low, high = (f"{times * v:.{digits}f}" for v in (found.mean, found.low, found.high))
-    return f"{mean} [{low}, {high}]" if found.count > 1 else f"{mean} (n = 1)"
+    return f"{mean} (n = {found.count})" if math.isnan(found.low) else f"{mean} [{low}, {high}]"
 
 
 def sooner(found: Speedup) -> str:
-    """Write a speed-up with its marks."""
+    """Write a speed-up, and how many of its seeds are extrapolated."""
     count = len(found.by_seed)
-    if found.at_shortest == count:
-        return f">= {min(found.by_seed):.2f} (all {count} seeds at the shortest budget)"
-    marks = [
-        f"{marked} of {count} {what}"
-        for marked, what in (
-            (found.at_shortest, "at the shortest budget"),
-            (found.beyond_longest, "extrapolated"),
+    mark = f" ({found.extrapolated} of {count} extrapolated)" if found.extrapolated else ""
+    return spread(found.factor) + mark
+
+
+# --- comparisons
+
+
+class Results:
+    """What the arms of a comparison reached, by seed."""
+
+    def __init__(self, name: str, rows: Rows) -> None:
+        self.plan = COMPARISONS[name]
+        self.rows: dict[Key, list[Row]] = defaultdict(list)
+        for row in counting(rows[name]).values():
+            self.rows[row["arm"], row["gap"]].append(row)
+        self.budgets: dict[float, dict[int, float]] = defaultdict(dict)
+        for row in self.rows[ALONE]:
+            self.budgets[row["seconds"]][row["seed"]] = value_of(row)
+
+    def values(self, key: Key) -> Values:
+        """Return what an arm reached; of the fast device alone in the time nearest to the arms'."""
+        seconds = next((r["seconds"] for k, own in self.rows.items() if k != ALONE for r in own), 0)
+        if key == ALONE and self.budgets:
+            return self.budgets[min(self.budgets, key=lambda one: abs(one - seconds))]
+        return {row["seed"]: value_of(row) for row in self.rows[key]}
+
+    def speedup(self, key: Key, rival: Key) -> Speedup | None:
+        """Return how many times sooner an arm is; None without pairs."""
+        arm, other = (
+            (self.values(one), {row["seed"]: row["training_seconds"] for row in self.rows[one]})
+            for one in (key, rival)
         )
-        if marked
-    ]
-    return spread(found.factor) + (f" ({'; '.join(marks)})" if marks else "")
+        if len(self.budgets) < len(self.plan.alone_seconds):
+            return None
+        try:
+            return speedup(self.budgets, arm, None if rival == ALONE else other)
+        except ValueError:
+            return None
+
+    def difference(self, key: Key, rival: Key) -> str:
+        """Write the paired difference at equal time."""
+        own, other = self.values(key), self.values(rival)
+        pairs = [own[seed] - other[seed] for seed in own if seed in other]
+        return self.figure(pairs, 2, 4)
+
+    def figure(self, values: Sequence[float], digits: int, digits_of_texts: int) -> str:
+        """Write values in the unit of the task."""
+        if self.plan.task == "images":
+            return spread(interval(values), 100, digits)
+        return spread(interval(values), 1, digits_of_texts)
 
 
-# --- screening
-
-
-def screening_lines(rows: Rows, scale: Scale) -> Lines:
-    """Yield the mean accuracy of each arm and setting, and the settings that were chosen."""
-    done = counting(rows["screening"]).values()
-    if not done:
+def comparison_lines(name: str, rows: Rows, scale: Scale) -> Lines:
+    """Yield the speed-ups of a comparison, and what each arm reached."""
+    if not counting(rows[name]):
         return
-    accuracies: dict[tuple[str, str, str], dict[float, list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    for row in done:
-        accuracies[row["arm"], row["shape"], row["decay"]][row["rate"]].append(row["accuracy"])
-    rates = sorted({row["rate"] for row in done})
-    yield "Mean validation accuracy in %, over seeds; fewer than three seeds are marked with n."
+    results = Results(name, rows)
+    arms = results.plan.arms
+    if due := sum(is_due(run, rows[name]) for run in STAGES[name](rows, scale)):
+        yield f"**Not complete: {due} runs are due. Until then, these figures decide nothing.**\n"
+    is_images = results.plan.task == "images"
+    unit = "points of accuracy" if is_images else "nats less"
+    keys = [(arm.name, arm.gap) for arm in arms if arm.name != "alone"]
+    pairs = [(key, ALONE) for key in keys]
+    pairs += [((a, gap), (b, gap)) for a, b in PAIRS for own, gap in keys if own == a]
+    yield from _table("arm", "gap", "against", "times sooner [95 %]", "by seed", f"{unit} [95 %]")
+    for key, rival in pairs:
+        if found := results.speedup(key, rival):
+            by_seed = ", ".join(f"{one:.2f}" for one in found.by_seed)
+            said = by_seed, results.difference(key, rival)
+            yield _line(f"`{key[0]}`", f"{key[1]:g}", f"`{rival[0]}`", sooner(found), *said)
     yield ""
-    yield from _table("arm", "devices", "decay", *(f"rate {rate:g}" for rate in rates))
-    for (arm, shape, decay), own in sorted(accuracies.items()):
-        cells = []
-        for rate in rates:
-            few = f" (n = {len(own[rate])})" if len(own[rate]) < len(SCREENING_SEEDS) else ""
-            cells.append(f"{100 * fmean(own[rate]):.2f}{few}" if own[rate] else "")
-        yield _line(f"`{arm}`", shape or "fast alone", decay, *cells)
-    yield ""
-    found = settings_found(rows, scale)
-    if len(found) < len(FAST_ALONE) + len(GAPS) * (len(TWO_DEVICES) + 1):
-        yield "Screening is not complete."
-        return
-    named = [
-        f"`{arm}`{' at ' + shape if shape else ''}: rate {rate:g}, {decay}"
-        for (arm, shape), (rate, decay) in found.items()
-    ]
-    alone = fast_alone(rows, scale)
-    yield f"Chosen: {'; '.join(named)}. Tuned fast device: `{alone[0] if alone else ''}`."
-    yield from _screening_leads(rows, scale)
-
-
-def _screening_leads(rows: Rows, scale: Scale) -> Lines:
-    """Yield the lead of each arm over the tuned fast device in screening, as three seeds show."""
-    found, done, alone = (
-        settings_found(rows, scale),
-        counting(rows["screening"]),
-        fast_alone(rows, scale),
-    )
-    assert alone is not None
-    yield ""
-    yield "Lead over the tuned fast device, points, three seeds that also chose the settings:"
-    for (arm, shape), (rate, decay) in found.items():
-        if not shape:
-            continue
-        leads = []
-        for seed in SCREENING_SEEDS:
-            keys = [
-                screened(arm, shape, scale)(rate, decay, seed).key,
-                screened(alone[0], "", scale)(*alone[1], seed).key,
-            ]
-            if all(key in done for key in keys):
-                leads.append(done[keys[0]]["accuracy"] - done[keys[1]]["accuracy"])
-        if leads:
-            yield f"`{arm}` at {shape} {100 * fmean(leads):+.2f};"
-
-
-# --- pairs
-
-
-def paired(rows: Sequence[Row], shape: str, arm: str, rival: str) -> dict[str, list[float]]:
-    """Return the differences of the pairs, by outcome: accuracy, and test loss."""
-    by_seed: dict[tuple[str, int], Row] = {
-        (row["arm"], row["seed"]): row for row in rows if row["shape"] == shape
-    }
-    seeds = sorted(seed for name, seed in by_seed if name == arm and (rival, seed) in by_seed)
-    return {
-        key: [by_seed[arm, seed][key] - by_seed[rival, seed][key] for seed in seeds]
-        for key in ("accuracy", "loss")
-    }
-
-
-def pair_lines(
-    rows: Sequence[Row],
-    pairs: Sequence[tuple[str, str]] = (("per-sample", "load"), ("separated", "per-sample")),
-) -> Lines:
-    """Yield the paired differences between arms."""
-    done = [row for row in counting(rows).values() if row["seed"] not in SCREENING_SEEDS]
-    if not done:
-        return
-    yield from _table(
-        "devices", "arm", "against", "pairs", "accuracy, points [95 %]", "loss [95 %]", "ahead"
-    )
-    for shape in GAPS:
-        for arm, rival in pairs:
-            found = paired(done, shape, arm, rival)
-            if not found["accuracy"]:
-                continue
-            ahead = sum(one > 0 for one in found["accuracy"])
+    what = "accuracy" if is_images else "nats"
+    yield from _table("arm", "gap", "seconds", f"{what} [95 %]", "samples", "fast waits", "rounds")
+    for (arm, gap), every in sorted(results.rows.items()):
+        for seconds in sorted({row["seconds"] for row in every}):
+            own = [row for row in every if row["seconds"] == seconds]
+            values = [value_of(row) * (1 if is_images else -1) for row in own]
+            waits = [row["fast_waiting_share"] or 0.0 for row in own if "rounds" in row]
             yield _line(
-                shape,
-                f"`{arm}`",
-                f"`{rival}`",
-                str(len(found["accuracy"])),
-                spread(interval(found["accuracy"]), 100),
-                spread(interval(found["loss"]), 1, 4),
-                f"{ahead} of {len(found['accuracy'])}",
+                *(f"`{arm}`", f"{gap:g}", f"{seconds:g}", results.figure(values, 1, 4)),
+                f"{fmean(row['samples'] for row in own):,.0f}",
+                f"{100 * fmean(waits):.1f} %" if waits else "",
+                f"{fmean(row['rounds'] for row in own):,.0f}" if waits else "",
             )
 
 
-def idea_lines(rows: Rows) -> Lines:
-    """Yield the paired differences of the next ideas from per-sample weights."""
-    if rows["ideas"]:
-        both = [*rows["weights"], *rows["ideas"]]
-        yield from pair_lines(both, [(name, "per-sample") for name in IDEAS])
-        yield ""
-        yield "`shared-momentum` was given up after two pairs at each gap."
+def tuning_lines(rows: Rows, scale: Scale) -> Lines:
+    """Yield the setting that was found for each arm."""
+    yield from _table("comparison", "runs of its tuning", "arm", "gap", "setting")
+    for name in COMPARISONS:
+        count = len(counting(rows[f"{name}-tuning"]))
+        for (arm, gap), setting in Tuning(name, rows, scale).found.items() if count else ():
+            said = f"`{setting}`" if setting else "not found yet"
+            yield _line(name, str(count), f"`{arm}`", f"{gap:g}", said)
 
 
-# --- time to an accuracy
-
-
-def compared(
-    rows: Sequence[Row], arm: str, shape: str, rival: str, rival_shape: str
-) -> tuple[Speedup, Interval] | None:
-    """Return how much sooner an arm is, and its lead at its longest budget; None without rows."""
-    ours: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    targets: dict[int, Target] = {}
-    for row in rows:
-        figures = row["training_seconds"], row["accuracy"]
-        if (row["arm"], row["shape"]) == (arm, shape):
-            ours[row["seed"]].append(figures)
-        elif (row["arm"], row["shape"]) == (rival, rival_shape):
-            targets[row["seed"]] = Target(*figures)
-    longest = max((len(own) for own in ours.values()), default=0)
-    seeds = [seed for seed, own in sorted(ours.items()) if len(own) == longest and seed in targets]
-    if longest < 2 or not seeds:
-        return None
-    curves = [Curve(*map(tuple, zip(*sorted(ours[seed]), strict=True))) for seed in seeds]
-    found = speedup(curves, [targets[seed] for seed in seeds])
-    leads = [max(ours[seed])[1] - targets[seed].accuracy for seed in seeds]
-    return found, interval(leads)
-
-
-def confirmation_lines(rows: Rows, scale: Scale) -> Lines:
-    """Yield the speed-ups and leads of per-sample weights, then all accuracies."""
-    done, alone = list(counting(rows["confirmation"]).values()), fast_alone(rows, scale)
-    if not done or alone is None:
-        return
-    if due := runs_due(rows, scale, "confirmation"):
-        yield f"**Not complete: {due} runs are due. Until then, these figures decide nothing.**"
-        yield ""
-    yield from _table("gap", "against", "times sooner [95 %]", "by seed", "lead, points [95 %]")
-    for shape in GAPS:
-        for title, rival, rival_shape in (
-            ("(a) tuned fast device", alone[0], ""),
-            ("DDP in proportion", "ddp", shape),
-        ):
-            if found := compared(done, "per-sample", shape, rival, rival_shape):
-                by_seed = ", ".join(f"{one:.2f}" for one in found[0].by_seed)
-                gap = f"{SHAPES[shape].gap:g}"
-                yield _line(gap, title, sooner(found[0]), by_seed, spread(found[1], 100))
-    yield ""
-    yield from accuracy_lines(done)
-
-
-def runs_due(rows: Rows, scale: Scale, stage: str) -> int:
-    """Return the number of runs of a stage that are still to be done."""
-    return sum(is_due(run, rows[stage]) for run in STAGES[stage](rows, scale))
-
-
-def accuracy_lines(rows: Sequence[Row]) -> Lines:
-    """Yield the accuracy of each arm, rate and budget, over seeds."""
-    found: dict[tuple[str, str, float, float], list[Row]] = defaultdict(list)
-    for row in rows:
-        found[row["shape"], row["arm"], row["rate"], row["seconds"]].append(row)
-    yield from _table(
-        "devices", "arm", "rate", "seconds", "accuracy [95 %]", "samples", "fast waits"
-    )
-    for (shape, arm, rate, seconds), own in sorted(found.items()):
-        accuracy = spread(interval([row["accuracy"] for row in own]), 100, 1)
-        waits = [row["fast_waiting_share"] for row in own if "fast_waiting_share" in row]
-        waiting = f"{100 * fmean(waits):.1f} %" if waits else ""
-        samples = f"{fmean(row['samples'] for row in own):,.0f}"
-        named = shape or "fast alone", f"`{arm}`", f"{rate:g}", f"{seconds:g}"
-        yield _line(*named, accuracy, samples, waiting)
-
-
-def near_lines(rows: Rows, scale: Scale) -> Lines:
-    """Yield the comparison near convergence."""
-    done, alone = list(counting(rows["near"]).values()), fast_alone(rows, scale)
-    if not done or alone is None:
-        return
-    if found := compared(done, "per-sample", "gap-2", alone[0], ""):
-        yield f"Times sooner than the tuned fast device: {sooner(found[0])}."
-        yield ""
-    yield from accuracy_lines(done)
-
-
-def slow_link_lines(rows: Sequence[Row]) -> Lines:
-    """Yield the link as measured, and the comparisons over it."""
-    done = list(counting(rows).values())
-    if not done:
-        return
-    trip = median(row["round_trip_ms"] for row in done)
-    rate = median(row["megabits_per_second"] for row in done)
-    yield f"Round trip {trip:.1f} ms, {rate:.0f} Mbit/s in a transfer of 32 MiB."
-    for arm in ("ddp", "ddp-accumulate-4"):
-        for each in sorted({row["rate"] for row in done if row["arm"] == arm}):
-            own = [
-                r for r in done if r["arm"] == "per-sample" or (r["arm"], r["rate"]) == (arm, each)
-            ]
-            if found := compared(own, "per-sample", "gap-2", arm, "gap-2"):
-                yield f"Times sooner than `{arm}` at rate {each:g}: {sooner(found[0])}."
-    yield ""
-    yield from accuracy_lines(done)
-
-
-# --- throughput
-
-
-def throughput_shares(rows: Sequence[Row]) -> dict[tuple[str, str, bool], dict[int, float]]:
-    """Return the samples per second, relative to the plain loop of the same block.
-
-    The keys are devices, arm, and whether the slow core repeats its work. The plain loop next to a
-    computing core has no devices.
-    """
-    done = [row for row in counting(rows).values() if "samples_per_second" in row]
-    alone = {
-        row["block"]: row["samples_per_second"]
-        for row in done
-        if row["arm"] == "fast-32" and not row["neighbor"]
-    }
-    found: dict[tuple[str, str, bool], dict[int, float]] = defaultdict(dict)
-    for row in done:
-        if row["block"] in alone and (row["shape"] or row["neighbor"]):
-            key = row["shape"], row["arm"], row.get("repeat", False)
-            found[key][row["block"]] = row["samples_per_second"] / alone[row["block"]]
-    return found
+# --- throughput and steps
 
 
 def throughput_lines(rows: Sequence[Row]) -> Lines:
-    """Yield the samples per second as shares of two ceilings."""
-    shares = throughput_shares(rows)
-    kept = median(found.values()) if (found := shares.pop(("", "fast-32", False), {})) else math.nan
+    """Yield the samples per second as shares of two ceilings of the same block."""
+    done = [row for row in counting(rows).values() if "samples_per_second" in row]
+    loops = {
+        (row["seed"], row["setting"]["batch"], row["neighbor"]): row["samples_per_second"]
+        for row in done
+        if row["kind"] == "loop"
+    }
+    shares: dict[tuple[str, float, int, bool], list[float]] = defaultdict(list)
+    for row in done:
+        for neighbor in (True, False):
+            batch = row["setting"]["batch"]
+            alone = loops.get((row["seed"], batch, neighbor))
+            if alone and (row["kind"] != "loop" or (row["neighbor"] and not neighbor)):
+                times = 1 + 1 / row["gap"] if row["kind"] != "loop" else 1
+                found = shares[row["arm"], row["gap"], batch, neighbor]
+                found.append(row["samples_per_second"] / (alone * times))
     if shares:
-        yield from _table(
-            *("devices", "arm", "slow device", "of the ceiling, median [range]"),
-            *("of the ceiling next to a computing core, median", "blocks"),
-        )
-    for (shape, arm, repeat), by_block in sorted(shares.items()):
-        own = [share / (1 + 1 / SHAPES[shape].gap) for share in by_block.values()]
+        yield "Samples per second of the ceiling, median [range]; `loop`: next to a computing core."
+        yield ""
+        yield from _table("arm", "gap", "batch", "ceiling", "share", "blocks")
+    for (arm, gap, batch, neighbor), own in sorted(shares.items()):
+        ceiling = "next to a computing core" if neighbor else "next to an idle core"
         said = f"{median(own):.3f} [{min(own):.3f}, {max(own):.3f}]"
-        way = "repeats its work" if repeat else "waits"
-        yield _line(shape, f"`{arm}`", way, said, f"{median(own) / kept:.2f}", str(len(own)))
-    if not math.isnan(kept):
-        if shares:
-            yield ""
-        yield f"The fast core next to a computing core keeps {kept:.3f} of its samples per second."
+        yield _line(f"`{arm}`", f"{gap:g}", str(batch), ceiling, said, str(len(own)))
 
 
-# --- the wall clock
-
-
-def clock_ratios(rows: Rows, arm: str, shape: str) -> list[float]:
-    """Return the logarithm of wall-clock over counted samples per second, for each block.
-
-    Both are relative to the plain loop with batches of 32 on the same clock.
-    """
-    done = counting(rows["confirmation"]).values()
-    own = [row for row in done if (row["arm"], row["shape"]) == (arm, shape)]
-    longest = max((row["seconds"] for row in own), default=0.0)
-    counted = [row["samples"] / row["training_seconds"] for row in own if row["seconds"] == longest]
-    if not counted:
-        return []
-    alone = 32 / (STEP_SECONDS[0] + 32 * STEP_SECONDS[1])
-    wall = throughput_shares(rows["throughput"]).get((shape, arm, True), {})
-    return [math.log(share * alone / fmean(counted)) for share in wall.values()]
-
-
-def converted(counted: Speedup, ratios: Sequence[float]) -> str:
-    """Write a counted speed-up times these ratios, with its marks."""
-    return sooner(replace(counted, factor=total(counted.logs, ratios).times))
-
-
-def wall_lines(rows: Rows, scale: Scale) -> Lines:
-    """Yield what the counted speed-ups are at the samples per second of the wall clock."""
-    done, alone = list(counting(rows["confirmation"]).values()), fast_alone(rows, scale)
-    lines = []
-    for shape in GAPS:
-        ours, ddp = (clock_ratios(rows, arm, shape) for arm in ("per-sample", "ddp"))
-        over_fast = alone and compared(done, "per-sample", shape, alone[0], "")
-        over_ddp = compared(done, "per-sample", shape, "ddp", shape)
-        if not (over_fast and over_ddp and len(ours) > 1 and len(ddp) == len(ours)):
-            continue
-        to_ddp = [mine - theirs for mine, theirs in zip(ours, ddp, strict=True)]
-        lines.append(
-            _line(
-                f"{SHAPES[shape].gap:g}",
-                *(f"{math.exp(fmean(ratios)):.3f}" for ratios in (ours, ddp)),
-                converted(over_fast[0], ours),
-                sooner(over_fast[0]),
-                converted(over_ddp[0], to_ddp),
-            )
+def auto_lines(rows: Sequence[Row]) -> Lines:
+    """Yield the regret of `auto`, by gap and link."""
+    places: dict[tuple[bool, float], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in counting(rows).values():
+        if "samples_per_second" in row:
+            places[row["link"], row["gap"]][row["setting"]["steps"]].append(row)
+    if places:
+        yield from _table(
+            *("link", "gap", "steps that it chose", "best steps of the grid"),
+            *("regret, samples per second", "regret, points", "fast waits", "seeds"),
         )
-    if not lines:
-        return
-    yield "The second and third columns are samples per second in `throughput` (where the slow"
-    yield "core repeats its work) over those in `confirmation`, each relative to the plain loop"
-    yield "with batches of 32. `throughput` has no plain loop with batches of 16, the tuned"
-    yield "fast device: (a) is at its lower end if such batches cost that loop nothing on the"
-    yield "wall clock, and at its upper end if they cost it as much as `per-sample`. No rule"
-    yield "asked for this table."
-    yield ""
-    yield from _table(
-        *("gap", "`per-sample`, wall over counted", "DDP, wall over counted"),
-        *("(a), lower end [95 %]", "(a), upper end [95 %]", "times sooner than DDP [95 %]"),
-    )
-    yield from lines
+    for (link, gap), by_steps in sorted(places.items()):
+        own, grid = by_steps[0], [steps for steps in by_steps if steps]
+        if not own or not grid:
+            continue
+        rates, points = (
+            {steps: fmean(row[key] for row in found) for steps, found in by_steps.items()}
+            for key in ("samples_per_second", "accuracy")
+        )
+        best = max(grid, key=lambda steps: rates[steps])
+        chosen = ", ".join("/".join(map(str, row["local_steps"])) for row in own)
+        behind = max(points[steps] for steps in grid) - points[0]
+        waits = fmean(row["fast_waiting_share"] or 0.0 for row in own)
+        yield _line(
+            *("slow" if link else "", f"{gap:g}", chosen, str(best)),
+            *(f"{100 * (1 - rates[0] / rates[best]):.1f} %", f"{100 * behind:.1f}"),
+            *(f"{100 * waits:.1f} %", str(len(own))),
+        )
 
 
-def rows_lines(rows: Rows) -> Lines:
+def rows_lines(rows: Rows, scale: Scale) -> Lines:
     """Yield the number of rows, and which of them failed or were repeated."""
-    yield from _table("stage", "rows", "failed", "repeated", "commits")
+    yield from _table("stage", "rows", "failed", "repeated", "due", "commits")
     for stage, own in rows.items():
-        counted = counting(own).values()
         failed = sum("error" in row for row in own)
+        again = len(own) - failed - len(counting(own))
+        due = sum(is_due(run, own) for run in STAGES[stage](rows, scale))
         commits = ", ".join(sorted({str(row["commit"]) for row in own}))
-        again = len(own) - failed - len(counted)
-        yield _line(stage, *(str(n) for n in (len(own), failed, again)), commits)
-    yield ""
-    yield "The conditions of each call: [conditions.jsonl](rows2/conditions.jsonl)."
+        yield _line(stage, *(str(n) for n in (len(own), failed, again, due)), commits)
+    yield "\nThe conditions of each call: [conditions.jsonl](rows3/conditions.jsonl)."
 
 
 # --- the picture
 
+COLORS = {"averaged models": "tab:blue", "averaged gradients": "tab:cyan", "DDP": "tab:gray"}
 
-def load_ceiling(gap: float) -> float:
-    """Return the best speed-up with load weights, one fast and one slow device.
 
-    >>> round(load_ceiling(2), 2)
-    1.39
-    """
-    share = 1 / gap
-    return float((1 + share**2) ** 2 / (1 + share**3))
+def bars(rows: Rows, scale: Scale) -> list[tuple[str, str, Interval, float]]:
+    """Return the bars of the picture: place, who, times sooner, ceiling."""
+    found = []
+    for name, task in (("images", "images"), ("python", "language model")):
+        results = Results(name, rows)
+        for gap, pace in ((2, "half"), (4, "a quarter")):
+            best = better_models(name, gap, rows, scale)
+            for arm, who in zip((best, "gradients", "ddp"), COLORS, strict=True):
+                if known := results.speedup((arm, gap), ALONE):
+                    place = f"{task},\n{pace} as fast"
+                    found.append((place, who, known.factor, 1 + 1 / gap))
+    return found
+
+
+def better_models(name: str, gap: float, rows: Rows, scale: Scale) -> str:
+    """Return the arm of models with the better mean in tuning; empty while it is not known."""
+    tuning = Tuning(name, rows, scale)
+    done = counting(rows[f"{name}-tuning"])
+    means: dict[str, float] = {}
+    for arm in tuning.plan.arms:
+        if arm.kind == "models" and arm.gap == gap:
+            setting: Setting | None = tuning.found[arm.name, gap]
+            runs = [run for run in tuning.runs if (run.setting, run.gap) == (setting, gap)]
+            values = [value_of(done[run.key]) for run in runs if run.key in done]
+            means |= {arm.name: fmean(values)} if values else {}
+    return max(means, key=lambda arm: means[arm], default="")
 
 
 def draw(rows: Rows, scale: Scale, path: Path) -> bool:
-    """Draw the speed-up over the tuned fast device against the gap; return whether there is any."""
+    """Draw how many times sooner a second device is; return whether there is any figure."""
     from matplotlib.figure import Figure
 
-    done, alone = list(counting(rows["confirmation"]).values()), fast_alone(rows, scale)
-    points = []
-    for shape in GAPS:
-        if alone and (found := compared(done, "per-sample", shape, alone[0], "")):
-            points.append((SHAPES[shape].gap, found[0].factor))
-    if not points:
+    found = bars(rows, scale)
+    if not found:
         return False
-    figure = Figure(figsize=(6, 4))
+    places = list(dict.fromkeys(place for place, *_ in found))
+    figure = Figure(figsize=(7, 1.5 + len(places)))
     axes = figure.subplots()
-    gaps = [1.5 + i / 10 for i in range(50)]
-    axes.plot(gaps, [1 + 1 / gap for gap in gaps], "k--", label="ceiling, per-sample weights")
-    axes.plot(gaps, [load_ceiling(gap) for gap in gaps], "k:", label="ceiling, load weights")
-    axes.axhline(1.0, color="grey", linewidth=0.8)
-    x, y = [gap for gap, _ in points], [one.mean for _, one in points]
-    low = [0.0 if math.isnan(one.low) else one.mean - one.low for _, one in points]
-    high = [0.0 if math.isnan(one.high) else one.high - one.mean for _, one in points]
-    axes.errorbar(x, y, (low, high), fmt="o", capsize=4, label="runs, per-sample weights")
-    axes.set(xlabel="how many times slower the slow device is")
-    axes.set(ylabel="times sooner at the same accuracy")
-    axes.set_title(
-        "A fast and a slow device, against the tuned fast one alone, counted clock",
-        fontsize="medium",
-    )
-    axes.legend()
+    for who, color in COLORS.items():
+        axes.barh([0], [0], color=color, label=who)
+    for place, who, factor, ceiling in found:
+        at = len(places) - 1 - places.index(place) + 0.25 * (1 - list(COLORS).index(who))
+        error = [[factor.mean - factor.low], [factor.high - factor.mean]]
+        shown = None if math.isnan(factor.low) else error
+        axes.barh(at, factor.mean - 1, 0.22, 1, color=COLORS[who], xerr=shown)
+        axes.text(1.005, at, f"{factor.mean:.2f}", va="center", fontsize="small")
+        axes.plot([ceiling] * 2, [at - 0.12, at + 0.12], "k:")
+    axes.axvline(1.0, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(places)), places[::-1])
+    axes.set(xlabel="times sooner than the fast device alone (dotted: the most that is possible)")
+    axes.set_title("What does a second, slower device bring?", fontsize="medium")
+    axes.legend(fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     return True
@@ -472,19 +310,14 @@ def draw(rows: Rows, scale: Scale, path: Path) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Write the page and the picture."""
     line = argparse.ArgumentParser(prog="python -m benchmarks.study.report", description=__doc__)
-    line.add_argument("--rows", type=Path, default=FOLDER / "rows2", help="folder of the rows")
+    line.add_argument("--rows", type=Path, default=FOLDER / "rows3", help="folder of the rows")
     line.add_argument("--tiny", action="store_true", help="for rows that --tiny took")
     line.add_argument("--out", type=Path, default=FOLDER, help="where the page goes")
     given = line.parse_args(arguments)
     scale, rows = TINY if given.tiny else FULL, read(Store(given.rows))
     given.out.mkdir(parents=True, exist_ok=True)
-    text = page(rows, scale)
-    complete = not runs_due(rows, scale, "confirmation")
-    if complete and draw(rows, scale, given.out / PICTURE):
-        text = text.replace(
-            "## Confirmation\n", f"## Confirmation\n\n![speed-up against the gap]({PICTURE})\n"
-        )
-    (given.out / "RESULTS2.md").write_text(text)
+    drawn = draw(rows, scale, given.out / PICTURE)
+    (given.out / "RESULTS3.md").write_text(page(rows, scale, drawn))
     return 0
 
 

@@ -1,97 +1,73 @@
 """One run of the study: what it is, how it is done, and the row that it leaves."""
 
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.taken_under import conditions
 from flower_blsgd.devices.pinning import ALLOCATOR
 
-from .arms import ARMS, FAST_CORE, SHAPES, SLOW_CORE
+from .arms import FAST_CORE, SLOW_CORE, Setting
+from .link import ADDRESSES, INTERFACE, Link
 from .tasks import Places, settings_of
 
 ROOT = Path(__file__).parents[2]
 Row = dict[str, Any]
 MOST_TRIES = 3
-STEP_SECONDS = (0.00023, 0.00122)
-"""Seconds per step of the fast device where time is counted: a constant, and per sample.
 
-Measured by the first study, as all of its rows are on these machines.
-"""
+STEADY, FEWEST_STEADY = 0.93, 4
+"""Share of the median samples of its arm that a run must have, once there are so many."""
 
-_START_SECONDS, _EVALUATION_SECONDS = 90.0, 600.0
-"""Starting and calibration never take longer, nor evaluation, so a run that does hangs."""
+_OTHER_SECONDS, _LINK_SECONDS = 8.0, 13.0
+"""Start and evaluation of a run, and what Flower's engine adds to them."""
 
-_ENVIRONMENT = {**os.environ, **ALLOCATOR}
+_LONGEST_OTHER_SECONDS = 400.0
+"""Start and evaluation never take longer, so a run that does hangs."""
+
+_ENVIRONMENT = {**os.environ, **ALLOCATOR, "PYTHONPATH": str(ROOT)}
 """The allocator's settings that workers of this project have make every loop a quarter faster."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run of an arm.
+    """A run of an arm of a stage of PLAN3.md.
 
-    Parameters
-    ----------
-    stage, arm : str
-        Stage of PLAN2.md, and key of `ARMS`.
-    rate, seconds : float
-        Learning rate, and budget of training.
-    decay : {"steps", "linear"} (default: "linear")
-        How the rate falls: times 0.1 at 60 % and at 80 % of the budget, or in a line to zero.
-    shape : str (default: "gap-2")
-        Key of `SHAPES`; empty for the fast device alone.
-    seed : int (default: 0)
-        Seed of everything that is drawn.
-    task : {"cifar10", "validation"} (default: "validation")
-        As of `tasks.settings_of`.
-    clock : {"counted", "wall"} (default: "counted")
-        Whether time is counted from given seconds per step, on one core, or measured on two.
-    block : int (default: 0)
-        Repetition of a timing.
-    neighbor : bool (default: False)
-        Whether the other core computes in the meantime.
+    The `seed` of a timing is its block. `link` is whether a slow link joins the devices,
+    `validated` whether the data to tune on are used, and `neighbor` whether the other core computes
+    in the meantime.
     """
 
     stage: str
     arm: str
-    rate: float
+    kind: str
+    task: str
+    setting: Setting
     seconds: float
-    decay: str = "linear"
-    shape: str = "gap-2"
-    seed: int = 0
-    task: str = "validation"
-    clock: str = "counted"
-    block: int = 0
+    gap: float
+    seed: int
+    link: bool = False
+    validated: bool = False
     neighbor: bool = False
 
     @property
     def key(self) -> str:
         """Name that rows of the same run share."""
-        parts = [self.stage, self.arm, self.shape or "alone", self.task]
-        parts += [f"rate={self.rate:g}", self.decay, f"seconds={self.seconds:g}"]
-        parts += [f"seed={self.seed}", f"block={self.block}"]
-        return " ".join(parts + ["neighbor"] * self.neighbor)
+        parts = [self.stage, self.arm, f"gap={self.gap:g}", str(self.setting)]
+        parts += [f"seconds={self.seconds:g}", f"seed={self.seed}"]
+        return " ".join(parts + ["link"] * self.link + ["neighbor"] * self.neighbor)
 
     @property
     def expected_seconds(self) -> float:
-        """Expected duration, with start and evaluation, where a step takes what it counts as."""
-        if self.clock == "wall":
-            return self.seconds + (30 if self.evaluated else 12)
-        work = self.seconds * (1 + (1 / SHAPES[self.shape].gap if self.shape else 0))
-        return 1.2 * work + (35 if self.task == "validation" else 15)
-
-    @property
-    def evaluated(self) -> bool:
-        """Whether its accuracy is needed."""
-        return self.stage != "throughput"
+        """Expected duration, with start and evaluation."""
+        return self.seconds + _OTHER_SECONDS + _LINK_SECONDS * self.link
 
 
 class Store:
@@ -124,68 +100,58 @@ def counting(rows: Sequence[Row]) -> dict[str, Row]:
     return {row["key"]: row for row in rows if "error" not in row}
 
 
-def is_due(run: Run, rows: Sequence[Row]) -> bool:
+def is_due(run: Run, rows: Sequence[Row], most_tries: int = MOST_TRIES) -> bool:
     """Return whether a run is still to be done, or to be repeated."""
     own = [row for row in rows if row["key"] == run.key]
-    last = own[-1] if own else None
-    if last is not None and "error" not in last:
+    if own and "error" not in own[-1] and not _is_unsteady(own[-1], rows):
         return False
-    return len(own) < MOST_TRIES
+    return len(own) < most_tries
 
 
-_PYTHON = [sys.executable, "-m"]
+def _is_unsteady(row: Row, rows: Sequence[Row]) -> bool:
+    """Return whether a run trained on far fewer samples than others of its arm and budget."""
+    same = ("arm", "gap", "setting", "seconds", "neighbor")
+    every = counting(rows).values()
+    samples = [one["samples"] for one in every if all(one[key] == row[key] for key in same)]
+    return len(samples) >= FEWEST_STEADY and row["samples"] < STEADY * median(samples)
 
 
-def row_of(run: Run, places: Places, core: int = FAST_CORE) -> Row:
-    """Do a run, and return its row; that of a failed run has its ``error``.
+class FailedError(Exception):
+    """A run failed; the text is the last line of its output."""
 
-    Parameters
-    ----------
-    run : Run
-        The run.
-    places : Places
-        Where the data are.
-    core : int
-        Core of all processes of a run whose time is counted.
-    """
+
+def row_of(run: Run, places: Places) -> Row:
+    """Do a run, and return its row; that of a failed run has its ``error``."""
     row: Row = {"key": run.key, **asdict(run), "at": datetime.now(UTC).isoformat("T", "seconds")}
     row["commit"] = conditions()["commit"]
     try:
-        row |= _result(run, places, core)
-    except _FailedError as error:
-        row["error"] = str(error).replace(places.cifar10, "DATA")
-    return {key: _rounded(value) for key, value in row.items()}
+        return row | _result(run, places)
+    except FailedError as error:
+        return {**row, "error": str(error).replace(places.cifar10, "DATA")}
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.7g}")
-    return [_rounded(one) for one in value] if isinstance(value, list) else value
-
-
-class _FailedError(Exception):
-    pass
-
-
-def _result(run: Run, places: Places, core: int) -> Row:
-    ours = ARMS[run.arm].kind == "ours"
-    module = ("counted" if run.clock == "counted" else "ours") if ours else "loop"
+def _result(run: Run, places: Places) -> Row:
+    is_loop = run.kind in ("loop", "ddp")
+    work = loop_settings(run, places) if is_loop else our_settings(run, places)
+    longest = 6 * run.expected_seconds + _LONGEST_OTHER_SECONDS
     with tempfile.TemporaryDirectory() as folder:
-        work = _our_settings(run, places, core) if ours else _loop_settings(run, places, core)
         work["folder"] = folder
-        longest = 6 * run.expected_seconds + _START_SECONDS
-        longest += _EVALUATION_SECONDS if run.evaluated else 0
-        ranks = range(1 if ours else len(work["batches"]))
-        commands = [command(module, {**work, "rank": i} if i else work) for i in ranks]
-        alone = dataclasses.replace(run, arm="fast-32", shape="", clock="wall")
-        beside = {**_loop_settings(alone, places, SLOW_CORE), "folder": folder, "seconds": 1e6}
-        others = [command("loop", beside)] if run.neighbor else []
+        if run.link:
+            with Link() as link:
+                return done(_at_both_ends(link, run, work), Path(folder), longest)
+        ranks = range(len(work["batches"])) if is_loop else (0,)
+        module = "loop" if is_loop else "ours"
+        commands = [command(module, {**work, "rank": rank}) for rank in ranks]
+        others = []
+        if run.neighbor:
+            other = loop_settings(replace(run, setting=Setting(0.05, 32), seconds=1e6), places)
+            others.append(command("loop", {**other, "cores": [SLOW_CORE], "folder": folder}))
         return done(commands, Path(folder), longest, others)
 
 
 def command(module: str, work: Mapping[str, Any]) -> list[str]:
     """Return the command that runs a module of this package with settings."""
-    return [*_PYTHON, f"benchmarks.study.{module}", json.dumps(work)]
+    return [sys.executable, "-m", f"benchmarks.study.{module}", json.dumps(work)]
 
 
 def done(
@@ -194,25 +160,24 @@ def done(
     longest_seconds: float,
     others: Sequence[list[str]] = (),
 ) -> Row:
-    """Run commands at once, and return the result that the first of them writes."""
+    """Run commands at once, and return the result that the first of them writes.
+
+    FailedError if one fails or takes too long. `others` run in the meantime.
+    """
     processes = []
     log = folder / "log"
+    pipe, waited_for = subprocess.PIPE, len(others)
     try:
         for command in [*others, *commands]:
-            with log.open("ab") as output:
+            with log.open("ab") as out:
                 process = subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env=_ENVIRONMENT,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
+                    command, cwd=ROOT, env=_ENVIRONMENT, stdin=pipe, stdout=out, stderr=out
                 )
             processes.append(process)
-        for process in processes[len(others) :]:
+        for process in processes[waited_for:]:
             process.wait(longest_seconds)
     except subprocess.TimeoutExpired:
-        raise _FailedError(f"took longer than {longest_seconds:.0f} s") from None
+        raise FailedError(f"took longer than {longest_seconds:.0f} s") from None
     finally:
         for process in processes:
             if process.poll() is None:
@@ -225,56 +190,77 @@ def done(
             assert process.stdin is not None
             process.stdin.close()
     result = folder / "result.json"
-    if any(process.returncode for process in processes[len(others) :]) or not result.exists():
+    if any(process.returncode for process in processes[waited_for:]) or not result.exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        reason = (lines or ["no output"])[-1].replace(str(ROOT), ".")
-        raise _FailedError(reason.replace(str(folder), "FOLDER")[:300])
+        reason = (lines or ["no output"])[-1].replace(str(folder), "FOLDER")
+        raise FailedError(reason.replace(str(ROOT), ".")[:300])
     found: Row = json.loads(result.read_text())
     return found
 
 
-def _loop_settings(run: Run, places: Places, core: int = FAST_CORE) -> dict[str, Any]:
-    arm = ARMS[run.arm]
-    gap, ranks = SHAPES[run.shape].gap if arm.both else 1.0, 2 if arm.both else 1
-    counted = run.clock == "counted"
-    speeds = [list(STEP_SECONDS), [gap * part for part in STEP_SECONDS]]
+def loop_settings(run: Run, places: Places) -> dict[str, Any]:
+    """Return the settings of `loop` for a run."""
+    one, ranks = run.setting, 2 if run.kind == "ddp" else 1
     return {
-        "task": settings_of(run.task, places),
+        "task": settings_of(run.task, places, run.validated),
         "seed": run.seed,
-        "rate": run.rate,
+        "rate": one.rate,
         "seconds": run.seconds,
-        "cores": [core] * ranks if counted or not arm.both else [FAST_CORE, SLOW_CORE],
-        "slowdowns": [1.0, 1.0 if counted else gap][:ranks],
-        "batches": [arm.batch, 0][:ranks],
-        "step_seconds": speeds[:ranks] if counted else [],
-        "evaluate": run.evaluated,
-        "decay": run.decay,
-        "channels_last": counted,
+        "cores": [FAST_CORE, SLOW_CORE][:ranks],
+        "gaps": [1, round(run.gap)][:ranks],
+        "batches": [one.batch, 0][:ranks],
+        "accumulate": one.accumulate,
+        "sync_bn": one.sync_bn,
+        "outer": [one.steps, one.outer_rate, one.outer_momentum] if one.outer_rate else None,
     }
 
 
-def _our_settings(run: Run, places: Places, core: int) -> dict[str, Any]:
-    arm, shape, task = ARMS[run.arm], SHAPES[run.shape], settings_of(run.task, places)
-    settings = {
-        "algorithm": "weighted-local-sgd",
-        "batch-size": arm.batch,
-        "local-steps-fast": shape.steps[0],
-        "local-steps-slow": shape.steps[1],
-        "learning-rate": run.rate,
-        "schedule": run.decay,
+def our_settings(run: Run, places: Places) -> dict[str, Any]:
+    """Return the settings of `ours` for a run; those of newer versions only where they are used."""
+    one, task = run.setting, settings_of(run.task, places, run.validated)
+    settings: dict[str, Any] = {
+        "algorithm": "recommended",
+        "batch-size": one.batch,
+        "learning-rate": one.rate,
+        "schedule": "linear",
         "seconds": run.seconds,
         "epochs": 1_000_000,
         "evaluate-every-epochs": 1_000_000,
         "checkpoint-minutes": 1e6,
         "seed": run.seed,
         "threads": 1,
+        "workers": f"1x cpu:{FAST_CORE} fast; 1x cpu:{SLOW_CORE} slow slowdown={run.gap:g}",
         **task,
-        **arm.settings,
     }
-    if settings["algorithm"] == "recommended":  # as it ships
-        del settings["local-steps-fast"], settings["local-steps-slow"]
-    if run.clock == "counted":
-        extra = {"step_seconds": STEP_SECONDS, "seconds": run.seconds, "core": core}
-        return {"task": task, "run": settings, "shape": run.shape, **extra}
-    workers = f"1x cpu:{FAST_CORE} fast; 1x cpu:{SLOW_CORE} slow slowdown={shape.gap:g}"
-    return {"task": task, "run": {**settings, "workers": workers}}
+    if run.kind == "gradients":
+        settings["average"] = "gradients"
+    elif one.steps:
+        settings["local-steps-fast"] = one.steps
+        settings["local-steps-slow"] = max(1, int(one.steps / run.gap + 1e-9))
+    if run.kind == "models":
+        settings["weights"] = one.weights
+    if one.overlap:
+        settings["overlap"] = True
+    if one.outer_rate:
+        settings["outer-optimizer"] = "nesterov" if one.outer_momentum else "sgd"
+        settings["outer-learning-rate"] = one.outer_rate
+        settings["outer-momentum"] = one.outer_momentum
+    if one.wire != "float32":
+        settings["wire-dtype"] = one.wire
+    return {"task": task, "run": settings}
+
+
+def _at_both_ends(link: Link, run: Run, work: dict[str, Any]) -> list[list[str]]:
+    """Return what runs at the ends: the ranks, or what starts both of our nodes."""
+    if run.kind == "ddp":
+        address = {"address": f"tcp://{ADDRESSES[0]}:4712", "interface": INTERFACE}
+        ranks = (command("loop", {**work, **address, "rank": end}) for end in range(2))
+        return [[*link.inside(end), *words] for end, words in enumerate(ranks)]
+    nodes = [
+        f"device='cpu:{FAST_CORE}' tier='fast'",
+        f"device='cpu:{SLOW_CORE}' tier='slow' slowdown={run.gap}",
+    ]
+    del work["run"]["workers"]
+    work["run"] |= {"transport": "stream", "stream-address": f"{ADDRESSES[0]}:4713"}
+    given = {**work, "nodes": nodes, "far": link.inside(1)}
+    return [[*link.inside(0), *command("ours", given)]]

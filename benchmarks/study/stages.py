@@ -1,268 +1,259 @@
-"""The runs of each stage, as far as the rows so far decide them. PLAN2.md gives the reasons."""
+"""The runs of each stage, as far as the rows so far decide them. PLAN3.md gives the reasons."""
 
+import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from .arms import FAST_ALONE
+from .arms import Arm, Setting, neighbors, search
 from .runs import MOST_TRIES, Row, Run, Store, counting
 
-RATES = (0.05, 0.1, 0.2, 0.4)
-RATE_LIMITS = (0.0125, 1.6)
-SCREENING_SEEDS = (0, 1, 2)
-CONTENDER_MARGIN = 0.02
-"""A setting that is further below the best of its grid at the first seed gets no other seed."""
+MARGINS = {"images": 0.02}
+MARGIN_OF_TEXTS = 0.03
+"""What a setting may be behind the best of its neighbors at seed 0 to get the other seeds."""
 
-TWO_DEVICES = ("ddp", "load", "per-sample")
-GAPS = ("gap-2", "gap-4")
+FIRST_SEED = 1400
 
 Rows = Mapping[str, Sequence[Row]]
 """Rows by stage."""
 
+Key = tuple[str, float]
+"""Name and gap of an arm."""
+
 
 @dataclass(frozen=True)
 class Scale:
-    """Size of the study.
+    """Size of the study: what all seconds are multiplied by, and the most seeds and blocks.
 
-    Parameters
-    ----------
-    screening_seconds, seconds, long_seconds, block_seconds : float
-        Budgets: of screening and the comparisons after it, of the confirmation, of the fast device
-        alone near convergence, of a timing.
-    blocks : int
-        Repetitions of each timing.
-    pairs, confirmed_pairs, long_pairs : int
-        Seeds of the stages.
+    Where there is one seed, settings are tried but not searched for.
     """
 
-    screening_seconds: float = 60.0
-    seconds: float = 100.0
-    long_seconds: float = 1228.0
-    block_seconds: float = 20.0
-    blocks: int = 5
-    pairs: int = 12
-    confirmed_pairs: int = 10
-    long_pairs: int = 5
+    times: float = 1.0
+    most: int = 1000
 
 
-FULL = Scale()
-TINY = Scale(1.0, 1.5, 2.0, 1.5, 1, 2, 2, 2)
+FULL, TINY = Scale(), Scale(0.04, 1)
 
-Setting = tuple[float, str]
-"""A learning rate and a decay."""
+
+@dataclass(frozen=True)
+class Comparison:
+    """Arms that are tuned on their own, and then compared on other seeds.
+
+    The first arm is the fast device alone; `alone_seconds` are the budgets of the ruler that the
+    others are measured with. `link` is whether a slow link joins the devices.
+    """
+
+    task: str
+    arms: tuple[Arm, ...]
+    tuning_seconds: float
+    seconds: float
+    alone_seconds: tuple[float, ...]
+    pairs: int
+    link: bool = False
+
+
+_AVERAGES = ("rate", "steps", "weights")
+_OUTER = ("rate", "outer_rate", "outer_momentum")
+_SGD, _ADAMW = Setting(0.05, 16, weights="per-sample"), Setting(0.002, 4, weights="per-sample")
+_ON_LINK = Setting(0.002, 4, 32, accumulate=8)
+_LATE = {"overlap": True}
+_BEGINNING = {"steps": 8, "outer_rate": 1.0, "outer_momentum": 0.3}
+
+
+def _few(start: Setting, *choices: str) -> tuple[Arm, ...]:
+    """Return the fast device alone, and averages of models and of gradients at a gap of 2."""
+    changes = {"rate": start.rate, "batch": start.batch}
+    return (
+        Arm("alone", "loop", 1, ("rate",), start),
+        Arm("models", "models", 2, (*choices, "overlap"), "python/blocking", changes),
+        Arm("gradients", "gradients", 2, ("rate",), start),
+    )
+
+
+COMPARISONS: Mapping[str, Comparison] = {
+    "images": Comparison(
+        "images",
+        (
+            Arm("alone", "loop", 1, ("rate", "batch"), _SGD),
+            Arm("blocking", "models", 2, (*_AVERAGES, "batch"), _SGD),
+            Arm("overlapped", "models", 2, (*_AVERAGES, "batch"), "blocking", _LATE),
+            Arm("gradients", "gradients", 2, ("rate", "batch"), _SGD),
+            Arm("ddp", "ddp", 2, ("rate", "batch", "sync_bn"), _SGD),
+            Arm("models", "models", 4, (*_AVERAGES, "batch", "overlap"), "blocking"),
+            Arm("ddp", "ddp", 4, ("rate", "batch", "sync_bn"), "ddp"),
+        ),
+        *(15, 100, (100, 130), 10),
+    ),
+    "python": Comparison(
+        "python",
+        (
+            Arm("alone", "loop", 1, ("rate",), _ADAMW),
+            Arm("blocking", "models", 2, _AVERAGES, _ADAMW),
+            Arm("overlapped", "models", 2, _AVERAGES, "blocking", _LATE),
+            Arm("gradients", "gradients", 2, ("rate",), _ADAMW),
+            Arm("ddp", "ddp", 2, ("rate",), _ADAMW),
+            Arm("models", "models", 4, (*_AVERAGES, "overlap"), "blocking"),
+            Arm("gradients", "gradients", 4, ("rate",), "gradients"),
+        ),
+        *(15, 60, (60, 85), 6),
+    ),
+    "slow-link": Comparison(
+        "python",
+        (
+            Arm("alone", "loop", 1, (), "python/alone"),
+            Arm("ddp", "ddp", 2, ("rate", "accumulate"), _ON_LINK),
+            Arm("blocking", "models", 2, ("rate", "steps"), _ON_LINK, {"accumulate": 1}),
+            Arm("overlapped", "models", 2, ("rate", "steps", "wire"), "blocking", _LATE),
+        ),
+        *(20, 60, (25, 70), 5),
+        link=True,
+    ),
+    "batch-16": Comparison(
+        "python", _few(replace(_ADAMW, batch=16), "rate", "steps"), 15, 30, (30, 42), 4
+    ),
+    "lora": Comparison(
+        "lora", _few(replace(_ADAMW, rate=0.004), "rate", "steps"), 15, 30, (30, 42), 4
+    ),
+    "scratch": Comparison("news", _few(_ADAMW, "rate"), 40, 60, (60, 85), 4),
+    "outer": Comparison(
+        "python",
+        (
+            Arm("alone", "loop", 1, (), "python/alone"),
+            Arm("alone-outer", "loop", 1, _OUTER, "python/alone", _BEGINNING),
+            Arm("blocking", "models", 2, (), "python/blocking"),
+            Arm("blocking-outer", "models", 2, _OUTER, "python/blocking", _BEGINNING),
+        ),
+        *(15, 30, (30, 42), 4),
+    ),
+}
+
+
+def value_of(row: Row) -> float:
+    """Return what a run is compared by: accuracy of images, loss of texts times -1."""
+    if "accuracy" in row:
+        return float(row["accuracy"])
+    return -math.inf if row["loss"] is None else -float(row["loss"])
 
 
 class Tuning:
-    """The grid of each arm: its runs, and the best setting once all of them are there.
+    """The settings of a comparison's arms that are found, and the runs that finding them takes."""
 
-    The first seed tries the whole grid. The other seeds try its contenders.
-
-    Parameters
-    ----------
-    rows : sequence of Row
-        Rows of the stage.
-    """
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self._rows = counting(rows)
-        errors = Counter(row["key"] for row in rows if "error" in row)
+    def __init__(self, name: str, rows: Rows, scale: Scale) -> None:
+        self.stage, self.plan, self.scale = f"{name}-tuning", COMPARISONS[name], scale
+        self.runs: dict[Run, None] = {}
+        own = rows[self.stage]
+        self._rows = counting(own)
+        errors = Counter(row["key"] for row in own if "error" in row)
         self._failed = {key for key, count in errors.items() if count >= MOST_TRIES}
-        self.runs: list[Run] = []
+        self.found: dict[Key, Setting | None] = {}
+        for arm in self.plan.arms:
+            start = arm.start if isinstance(arm.start, Setting) else self._named(arm.start, rows)
+            self.found[arm.name, arm.gap] = self._best(arm, arm.begin(start)) if start else None
 
-    def best(self, make: Callable[[float, str, int], Run], decays: Iterable[str]) -> Setting | None:
-        """Return the setting with the best mean accuracy; None while runs are missing.
+    def _named(self, name: str, rows: Rows) -> Setting | None:
+        """Return the setting that an arm begins with, of this comparison or another one."""
+        other, _, own = name.rpartition("/")
+        found = Tuning(other, rows, self.scale).found if other else self.found
+        return found[own, 1 if own == "alone" else 2]
 
-        Parameters
-        ----------
-        make : callable
-            ``(rate, decay, seed) -> Run``.
-        decays : iterable of str
-            The decays to try, each with all rates.
-        """
-        rates, decays = sorted(RATES), tuple(decays)
-        while True:
-            grid = [(rate, decay) for rate in rates for decay in decays]
-            first = {
-                setting: self._accuracy(make(*setting, SCREENING_SEEDS[0])) for setting in grid
-            }
-            known = {setting: mean for setting, mean in first.items() if mean is not None}
-            if len(known) < len(grid):
-                return None
-            least = max(known.values()) - CONTENDER_MARGIN
-            means = {s: self._mean(make, *s) for s in grid if known[s] >= least}
-            found = {setting: mean for setting, mean in means.items() if mean is not None}
-            if len(found) < len(means):
-                return None
-            rate, decay = max(found, key=lambda setting: found[setting])
-            wider = {rates[0]: rate / 2, rates[-1]: rate * 2}.get(rate)
-            if wider is None or not RATE_LIMITS[0] <= wider <= RATE_LIMITS[1]:
-                return rate, decay
-            rates = sorted([*rates, wider])
+    def _best(self, arm: Arm, start: Setting) -> Setting | None:
+        def value(setting: Setting, seed: int) -> float | None:
+            names = self.stage, arm.kind, arm.kind, self.plan.task, setting
+            seconds = self.scale.times * self.plan.tuning_seconds
+            run = Run(*names, seconds, arm.gap, seed, self.plan.link, validated=True)
+            self.runs[run] = None
+            if run.key in self._rows:
+                return value_of(self._rows[run.key])
+            return -math.inf if run.key in self._failed else None
 
-    def _mean(
-        self, make: Callable[[float, str, int], Run], rate: float, decay: str
-    ) -> float | None:
-        """Return the mean accuracy over the seeds; None while one of them is missing."""
-        found = [self._accuracy(make(rate, decay, seed)) for seed in SCREENING_SEEDS]
-        known = [accuracy for accuracy in found if accuracy is not None]
-        return fmean(known) if len(known) == len(found) else None
-
-    def _accuracy(self, run: Run) -> float | None:
-        """Return the accuracy of a run, 0 if it always failed; None while it is missing."""
-        self.runs.append(run)
-        if run.key in self._rows:
-            accuracy: float = self._rows[run.key]["accuracy"]
-            return accuracy
-        return 0.0 if run.key in self._failed else None
+        if self.scale.most == 1 and arm.choices:
+            value(start, 0)
+            return start
+        margin = MARGINS.get(self.plan.task, MARGIN_OF_TEXTS)
+        return search(start, lambda one: neighbors(one, arm.choices, arm.gap), value, margin)
 
 
-def screened(name: str, shape: str, scale: Scale) -> Callable[[float, str, int], Run]:
-    """Return what makes the runs of an arm's grid."""
-    seconds = scale.screening_seconds
-    return lambda rate, decay, seed: Run("screening", name, rate, seconds, decay, shape, seed)
+def _tuning(name: str) -> Callable[[Rows, Scale], list[Run]]:
+    return lambda rows, scale: sorted(Tuning(name, rows, scale).runs, key=lambda run: run.seed)
 
 
-def _tuned(rows: Rows, scale: Scale) -> tuple[list[Run], dict[tuple[str, str], Setting | None]]:
-    """Return the runs of screening, and the setting of each arm and shape."""
-    tuning = Tuning(rows["screening"])
-    found: dict[tuple[str, str], Setting | None] = {}
-    grids = [(name, "") for name in FAST_ALONE]
-    grids += [(name, shape) for shape in GAPS for name in TWO_DEVICES]
-    for name, shape in grids:
-        found[name, shape] = tuning.best(screened(name, shape, scale), ("linear", "steps"))
-    for shape in GAPS:
-        same = found["per-sample", shape]
-        if same is not None:
-            make = screened("separated", shape, scale)
-            found["separated", shape] = tuning.best(make, (same[1],))
-    return tuning.runs, found
+def _comparing(name: str) -> Callable[[Rows, Scale], list[Run]]:
+    def runs(rows: Rows, scale: Scale) -> list[Run]:
+        plan, found = COMPARISONS[name], Tuning(name, rows, scale).found
+        made: list[Run] = []
+        for seed in range(FIRST_SEED, FIRST_SEED + min(plan.pairs, scale.most)):
+            own = []
+            for arm in plan.arms:
+                if (setting := found[arm.name, arm.gap]) is None:
+                    return []
+                link = plan.link and arm.kind != "loop"
+                for seconds in plan.alone_seconds if arm.name == "alone" else (plan.seconds,):
+                    names = name, arm.name, arm.kind, plan.task, setting
+                    own.append(Run(*names, scale.times * seconds, arm.gap, seed, link))
+            random.Random(f"{name} {seed}").shuffle(own)
+            made += own
+        return made
 
-
-def screening(rows: Rows, scale: Scale) -> list[Run]:
-    """Return the grids: seeds last, so that what is there early is a whole grid."""
-    return sorted(dict.fromkeys(_tuned(rows, scale)[0]), key=lambda run: run.seed)
-
-
-def settings_found(rows: Rows, scale: Scale) -> dict[tuple[str, str], Setting]:
-    """Return the setting of each arm and shape whose grid is complete."""
-    return {key: best for key, best in _tuned(rows, scale)[1].items() if best is not None}
-
-
-def fast_alone(rows: Rows, scale: Scale) -> tuple[str, Setting] | None:
-    """Return the best arm of the fast device alone and its setting; None while runs lack."""
-    found = settings_found(rows, scale)
-    if not all((name, "") in found for name in FAST_ALONE):
-        return None
-    done = counting(rows["screening"])
-
-    def mean(name: str) -> float:
-        rate, decay = found[name, ""]
-        runs = [screened(name, "", scale)(rate, decay, seed) for seed in SCREENING_SEEDS]
-        return fmean(done[run.key]["accuracy"] if run.key in done else 0.0 for run in runs)
-
-    name = max(FAST_ALONE, key=mean)
-    return name, found[name, ""]
-
-
-def weights(rows: Rows, scale: Scale) -> list[Run]:
-    """Return load and per-sample weights and separated sampling, each at its own best setting."""
-    found = settings_found(rows, scale)
-    return [
-        Run("weights", name, *_split(found[name, shape], scale.screening_seconds), shape, seed)
-        for seed in range(1000, 1000 + scale.pairs)
-        for shape in GAPS
-        for name in ("load", "per-sample", "separated")
-        if (name, shape) in found
-    ]
-
-
-def _split(setting: Setting, seconds: float) -> tuple[float, float, str]:
-    return setting[0], seconds, setting[1]
-
-
-def near(rows: Rows, scale: Scale) -> list[Run]:
-    """Return 20 epochs of the fast device, and per-sample weights for a share of that time."""
-    alone, found = fast_alone(rows, scale), settings_found(rows, scale)
-    if alone is None or ("per-sample", "gap-2") not in found:
-        return []
-    runs = []
-    for seed in range(3000, 3000 + scale.long_pairs):
-        rate, decay = alone[1]
-        runs.append(
-            Run("near", alone[0], rate, scale.long_seconds, decay, "", seed, task="cifar10")
-        )
-        rate, decay = found["per-sample", "gap-2"]
-        runs += [
-            Run("near", "per-sample", rate, seconds, decay, "gap-2", seed, task="cifar10")
-            for seconds in (round(scale.long_seconds / 1.45, 1), round(scale.long_seconds / 1.2, 1))
-        ]
     return runs
 
 
 def throughput(rows: Rows, scale: Scale) -> list[Run]:
     """Return the timings of each block, in random order within it."""
+    shipped, averages = Setting(0.05, 32, 0), Setting(0.05, 16, 8, "per-sample")
+    timed = [
+        *(("loop", Setting(0.05, batch), 1, busy) for batch in (16, 32) for busy in (False, True)),
+        *(("recommended", shipped, gap, False) for gap in (2, 4)),
+        *(("models", averages, gap, False) for gap in (2, 4)),
+    ]
     runs = []
-    for block in range(scale.blocks):
-
-        def timing(name: str, shape: str = "", block: int = block, **more: bool) -> Run:
-            seconds = scale.block_seconds
-            return Run(
-                "throughput", name, 0.1, seconds, shape=shape, block=block, clock="wall", **more
-            )
-
-        own = [timing("fast-32"), timing("fast-32", neighbor=True)]
-        own += [timing("shipped", shape) for shape in (*GAPS, "gap-16")]
-        own += [timing(name, shape) for shape in GAPS for name in ("ddp", "per-sample")]
+    for block in range(min(4, scale.most)):
+        own = []
+        for kind, setting, gap, busy in timed:
+            names = "throughput", kind, kind, "images", setting
+            own.append(Run(*names, 15 * scale.times, gap, block, neighbor=busy))
         random.Random(f"throughput {block}").shuffle(own)
         runs += own
     return runs
 
 
-def confirmation(rows: Rows, scale: Scale) -> list[Run]:
-    """Return the tuned fast device, DDP, and per-sample weights for three budgets."""
-    alone, found = fast_alone(rows, scale), settings_found(rows, scale)
-    needed = [(name, shape) for name in ("ddp", "per-sample") for shape in GAPS]
-    if alone is None or not all(key in found for key in needed):
-        return []
+HELD_OUT: Mapping[tuple[float, bool], tuple[int, ...]] = {
+    (1.5, False): (3, 6, 12, 24),
+    (3, False): (3, 6, 12, 24),
+    (6, False): (6, 12, 24, 48),
+    (3, True): (12, 24, 48, 96),
+}
+"""Steps of the fast device that ``auto`` is compared with, by gap, and whether the link is slow."""
+
+
+def auto(rows: Rows, scale: Scale) -> list[Run]:
+    """Return what ships with its own steps, and with those of a small grid."""
+    found = Tuning("images", rows, scale).found["blocking", 2]
     runs = []
-    for seed in range(1100, 1100 + scale.confirmed_pairs):
-
-        def run(
-            name: str,
-            setting: Setting,
-            shape: str = "",
-            share: float = 1.0,
-            seed: int = seed,
-        ) -> Run:
-            part = _split(setting, round(share * scale.seconds, 2))
-            return Run("confirmation", name, *part, shape, seed, "cifar10")
-
-        own = [run(*alone)]
-        for shape in GAPS:
-            shares = (0.65, 0.8, 1.0) if shape == "gap-2" else (0.8, 0.9, 1.0)
-            setting = found["per-sample", shape]
-            own += [run("per-sample", setting, shape, share) for share in shares]
-            own.append(run("ddp", found["ddp", shape], shape))
-        random.Random(f"confirmation {seed}").shuffle(own)
-        runs += own
+    for (gap, link), grid in HELD_OUT.items() if found else ():
+        for seed in range(min(2, scale.most)):
+            names = "auto", "recommended", "recommended", "images"
+            more = scale.times * 20, gap, seed, link, True
+            own = [Run(*names, replace(found, steps=steps), *more) for steps in (0, *grid)]
+            random.Random(f"auto {gap} {link} {seed}").shuffle(own)
+            runs += own
     return runs
 
 
-STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = {
-    "screening": screening,
-    "weights": weights,
-    "throughput": throughput,
-    "confirmation": confirmation,
-    "near": near,
-}
-"""In the order in which they are taken."""
+def _stages() -> Iterator[tuple[str, Callable[[Rows, Scale], list[Run]]]]:
+    for name in COMPARISONS:
+        yield f"{name}-tuning", _tuning(name)
+        yield name, _comparing(name)
+        if name == "images":
+            yield "throughput", throughput
+        if name == "slow-link":
+            yield "auto", auto
 
-WITH_ROWS = ("screening", "weights", "ideas", *list(STAGES)[2:], "slow-link")
-"""Stages that have rows; PLAN2.md names the commit with the code of those not in `STAGES`."""
+
+STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = dict(_stages())
+"""In the order in which they are taken."""
 
 
 def read(store: Store) -> Rows:
     """Return all rows."""
-    return {stage: store.read(stage) for stage in WITH_ROWS}
+    return {stage: store.read(stage) for stage in STAGES}
