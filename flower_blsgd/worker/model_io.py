@@ -193,9 +193,9 @@ class SentTensors:
 
     def _load(self, own: Mapping[str, Tensor], arrays: ArrayRecord) -> None:
         flat = flat_of(arrays)
-        if flat is None or own is not self._tensors or flat.layout != self._layout:
+        if flat is None or flat.layout != self._layout:
             _check_shapes(arrays, own)
-        elif self._bytes:
+        elif own is self._tensors and self._bytes:
             memory = flat.bytes
             for where, elements in self._bytes:
                 elements[:] = memory[where]
@@ -209,7 +209,7 @@ class SentTensors:
                 torch._foreach_copy_(list(own.values()), sources)
 
     def _record(self, own: Mapping[str, Tensor], like: ArrayRecord | None) -> ArrayRecord:
-        layout = self._layout if own is self._tensors else _layout_of(own)
+        layout = self._layout if own.keys() == self._tensors.keys() else _layout_of(own)
         if like is not None and ((flat := flat_of(like)) is None or flat.layout != layout):
             _check_shapes(like, own)
         record = flat_record(layout) if like is None else flat_like(like, layout)
