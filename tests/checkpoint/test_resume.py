@@ -441,6 +441,18 @@ def test_resume_after_three_rounds_that_nobody_completed_leaves_them_behind(
     assert report.summary["accuracy"] > 0.5
 
 
+def test_resume_after_all_workers_lost_the_model_begins_where_it_was_known() -> None:
+    """Gradients are averaged in rounds of 2 x 4 of 48 samples; the model of round 8 is lost."""
+    settings: dict[str, Any] = {"average": "gradients", "steps": "one", "ahead": True}
+    undisturbed = train(out="whole", **settings)
+    with pytest.raises(AggregationError, match="round 9: no worker succeeded"):
+        train(fail_in=[9], **settings)
+    report = train(resume="run", **settings)
+    assert report.summary["resumed"] == [6]
+    assert report.history.best == undisturbed.history.best
+    assert left_by(Path("run"))["model"] == left_by(Path("whole"))["model"]
+
+
 def test_run_whose_slow_worker_is_left_out_is_resumed() -> None:
     settings: dict[str, Any] = {
         "algorithm": "biased-local-sgd",
