@@ -161,7 +161,7 @@ def test_neither_timing_nor_a_resume_changes_a_bit(
     again = capture(resumed, grid(), k, arrays)  # before any worker is back
     assert again.values == checkpoint.values
     resumed.planner.budget = Budget.of_run(config)
-    found = models(play(resumed, grid(), arrays, k + 1))
+    found = models(play(resumed, grid(Late), arrays, k + 1))
     assert len(found) == config.rounds - k
     assert all(map(same_bits, whole[k:], found))
     plain = play(strategy_of(replace(config, overlap=False)), grid(), first_model())

@@ -102,8 +102,12 @@ def last_checkpoint() -> int:
 
 
 @needs_proc
-def test_a_run_that_was_interrupted_and_killed_trains_the_same_model_as_blsgd_run() -> None:
-    with running("--samples", "100000000", SCRIPT) as process:
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_run_that_was_interrupted_and_killed_trains_the_same_model_as_blsgd_run(
+    overlap: bool,
+) -> None:
+    setting = f"overlap={str(overlap).lower()}"
+    with running("--samples", "100000000", "-s", setting, SCRIPT) as process:
         assert wait_until(last_checkpoint)
         process.send_signal(signal.SIGINT)
         _, shown = process.communicate(timeout=100)
@@ -132,6 +136,7 @@ def test_a_run_that_was_interrupted_and_killed_trains_the_same_model_as_blsgd_ru
         local_steps_fast=5,
         batch_size=8,
         weights="per-sample",
+        overlap=overlap,
         learning_rate=0.1,
         decay_epochs="",
         weight_decay=0.0,

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import RecordDict
 
@@ -96,3 +97,20 @@ def test_copies_and_waits_of_an_averaged_gradient(settings: dict[str, Any]) -> N
     left = ORDER | DATA_ON_CARD
     del left["wait for item: optimizer.OptimizerState.is_finite"]  # all are asked at the end only
     assert found == left
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}])
+def test_copies_and_waits_of_a_first_step_and_of_the_order_after_it(
+    settings: dict[str, Any],
+) -> None:
+    """What the order waits for is as without it; what the first step waits for, nobody sees."""
+    sgd, state = LocalSGD(small_model(), data(), device="cuda:0", **settings), RecordDict()
+    batch = np.arange(4, dtype=np.int32)
+    sgd.run(order_of(1, next_indices=batch), state)
+    with recorded() as events:
+        sgd.work_ahead(state)
+    first = collections.Counter(filter(None, map(row_of, events)))
+    assert first == {"wait for synchronize: timing.synchronize": 2} | DATA_ON_CARD
+    with recorded() as events:
+        sgd.run(order_of(2, local_steps=LOCAL_STEPS, overlap=True), state)
+    assert collections.Counter(filter(None, map(row_of, events))) == ORDER | DATA_ON_CARD
