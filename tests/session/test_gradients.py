@@ -68,6 +68,7 @@ def accumulated(session: Session, model: nn.Module, optimizer: Any, chosen: Tens
         (loss_of(model, part) / 2).backward()
     optimizer.step()
     session.step(samples=len(chosen))
+    session.average()  # it is the averaged one
 
 
 def in_closure(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) -> None:
@@ -301,15 +302,20 @@ def two_steps(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor
     optimizer.step()
 
 
+def by_loss(session: Session, _: Any) -> None:
+    session.sampler(range(48), by_loss=True)
+
+
 @pytest.mark.parametrize(
-    ("do", "told"),
+    ("do", "prepare", "told"),
     [
-        (without_step, "session.step was called without a step of the optimizer"),
-        (two_steps, "two steps without session.step"),
+        (without_step, None, "session.step was called without a step of the optimizer"),
+        (two_steps, None, "two steps without session.step"),
+        (plain, by_loss, "without by_loss"),
     ],
 )
-def test_steps_without_a_call_of_step_and_the_reverse_are_refused(do: Do, told: str) -> None:
-    scripts = [Script(rank, do) for rank in range(2)]
+def test_what_is_refused(do: Do, prepare: Any, told: str) -> None:
+    scripts = [Script(rank, do, prepare=prepare) for rank in range(2)]
     with pytest.raises(UsageError, match=told):
         train(scripts)
     for script in scripts:
