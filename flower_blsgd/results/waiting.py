@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from ..algorithm.local_steps import balanced_batches
 from ..config import RunConfig
 from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
 from ..strategy.workers import Worker
@@ -37,10 +38,23 @@ def waiting_note(
     fastest = last[min((i for i in last if last[i].fast), key=seconds.__getitem__)]
     if longest is fastest:
         return ""  # they take turns waiting for each other
-    cause = _cause_in_settings(config, workers[longest.worker], longest, fastest)
+    if config.choices.average == "gradients" and config.choices.steps == "one":
+        cause = _cause_in_batches(config, [workers[index] for index in sorted(last)])
+    else:
+        cause = _cause_in_settings(config, workers[longest.worker], longest, fastest)
     if not cause and config.choices.steps == "system-aware":
         cause = _cause_in_speeds(config, workers, longest, fastest)
     return cause and f"fast workers wait {share:.0%} of the time for {longest.label}: {cause}"
+
+
+def _cause_in_batches(config: RunConfig, workers: Sequence[Worker]) -> str:
+    """Return the batches that take all the same time; empty if unknown, or if they have them."""
+    speeds = [worker.samples_per_second(config.batch_size) for worker in workers]
+    sizes = [worker.own_batch(config.batch_size) for worker in workers]
+    better = balanced_batches(sum(sizes), speeds) if all(speeds) else sizes
+    pairs = zip(better, workers, strict=True)
+    said = ", ".join(f"batch={size} for {worker.label}" for size, worker in pairs)
+    return "" if better == sizes else f"set {said}"
 
 
 def _cause_in_settings(
@@ -48,8 +62,6 @@ def _cause_in_settings(
 ) -> str:
     """Return which number of steps does not follow from a speed; empty if all do."""
     steps, slow = config.choices.steps, config.local_steps_slow
-    if config.choices.average == "gradients" and steps == "one":
-        return "its batch takes longer; set batch= of the workers in proportion to their speeds"
     if steps in ("same", "one"):
         return f'steps = "{steps}" gives all workers the same number; set steps = "system-aware"'
     own, fixed = worker.profile.steps, not longest.fast and slow != "auto"

@@ -64,7 +64,7 @@ def test_fast_workers_that_wait_little_say_nothing() -> None:
         (
             {"average": "gradients", "task": "script.py"},
             {},
-            "its batch takes longer; set batch= of the workers in proportion to their speeds",
+            "set batch=30 for fast-0 (cpu:0), batch=2 for slow-1 (cpu:1)",  # 32 in all, 256 : 16
         ),
         (
             {"algorithm": "balanced-local-sgd"},
