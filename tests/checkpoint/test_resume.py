@@ -295,6 +295,22 @@ def test_checkpoint_is_written_when_no_round_is_under_way(
     assert left_by(Path("run")) == undisturbed
 
 
+def test_signal_while_the_replies_are_awaited_ends_the_run_after_this_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    receive, calls = MailGrid.receive, itertools.count(1)
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(calls) == 6:
+            signal.raise_signal(signal.SIGINT)
+        return receive(*arguments)
+
+    monkeypatch.setattr(MailGrid, "receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(ahead=True)
+    assert_results_of_an_interrupted_run(6)
+
+
 def test_run_of_0_1_0_with_a_setting_that_is_gone_is_resumed_in_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
