@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .link import ADDRESSES
 from .tasks import finished, loaded, saved
 
@@ -41,6 +43,7 @@ def result_of(out: Path, task: dict[str, Any], seed: int) -> dict[str, Any]:
         trained = sum(worker["num_examples"] for one in rounds[1:] for worker in one["workers"])
         result["samples_per_second"] = trained / seconds
     its = loaded(task, seed)
+    torch.set_num_threads(2)  # nothing else computes now
     return result | finished(its, saved(its, out / "model.safetensors", seed))
 
 

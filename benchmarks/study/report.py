@@ -295,13 +295,17 @@ def draw(rows: Rows, scale: Scale, path: Path) -> bool:
         error = [[factor.mean - factor.low], [factor.high - factor.mean]]
         shown = None if math.isnan(factor.low) else error
         axes.barh(at, factor.mean - 1, 0.22, 1, color=COLORS[who], xerr=shown)
-        axes.text(1.005, at, f"{factor.mean:.2f}", va="center", fontsize="small")
+        end = max(1.0, factor.mean if shown is None else factor.high)
+        axes.text(end + 0.01, at, f"{factor.mean:.2f}", va="center", fontsize="small")
         axes.plot([ceiling] * 2, [at - 0.12, at + 0.12], "k:")
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(places)), places[::-1])
-    axes.set(xlabel="times sooner than the fast device alone (dotted: the most that is possible)")
+    axes.set(
+        xlim=(0.5, 1.6),
+        xlabel="times sooner than the fast device alone (dotted: the most that is possible)",
+    )
     axes.set_title("What does a second, slower device bring?", fontsize="medium")
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="center left")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     return True

@@ -26,7 +26,7 @@ MOST_TRIES = 3
 STEADY, FEWEST_STEADY = 0.93, 4
 """Share of the median samples of its arm that a run must have, once there are so many."""
 
-_OTHER_SECONDS, _LINK_SECONDS = 8.0, 13.0
+_OTHER_SECONDS, _LINK_SECONDS = 10.0, 13.0
 """Start and evaluation of a run, and what Flower's engine adds to them."""
 
 _LONGEST_OTHER_SECONDS = 400.0
@@ -117,7 +117,7 @@ def _is_unsteady(row: Row, rows: Sequence[Row]) -> bool:
 
 
 class FailedError(Exception):
-    """A run failed; the text is the last line of its output."""
+    """A run failed; the text has the last lines of its output."""
 
 
 def row_of(run: Run, places: Places) -> Row:
@@ -192,8 +192,8 @@ def done(
     result = folder / "result.json"
     if any(process.returncode for process in processes[waited_for:]) or not result.exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        reason = (lines or ["no output"])[-1].replace(str(folder), "FOLDER")
-        raise FailedError(reason.replace(str(ROOT), ".")[:300])
+        reason = " | ".join(lines[-3:] or ["no output"]).replace(str(folder), "FOLDER")
+        raise FailedError(reason.replace(str(ROOT), ".")[:500])
     found: Row = json.loads(result.read_text())
     return found
 
