@@ -177,7 +177,8 @@ class BlsgdCallback:
         self._optimizer_steps = trainer.global_step
         before = self.session.order
         self.session.step(samples)
-        self._is_averaged = self.session.order is not before
+        order = self.session.order  # with overlap, the first step has moved the average
+        self._is_averaged = order is not before and not (order and order.overlap)
         self._follow(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

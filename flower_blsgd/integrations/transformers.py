@@ -40,7 +40,8 @@ class BlsgdCallback(TrainerCallback):
       ``get_train_dataloader`` keeps it; then each worker draws with its own random numbers.
     - Only the main worker logs and saves; ``trainer.is_world_process_zero()`` is True there and
       False on the others. It saves at the end of a round, because only then its model is the
-      averaged one. The Trainer's steps and epochs are those of this worker.
+      averaged one; with ``overlap``, the first step of a round has moved it. The Trainer's steps
+      and epochs are those of this worker.
     - With an ``eval_strategy``, the run evaluates: once per epoch, or every ``eval_steps`` steps
       rounded to epochs. A worker with ``role=evaluate`` does it, or else the fastest worker between
       two rounds. The figures are in ``epochs.csv``. With ``load_best_model_at_end`` or

@@ -234,6 +234,18 @@ def test_averaged_model_is_validated_and_only_the_main_worker_saves() -> None:
     assert list(Path("of-0").iterdir())
 
 
+def test_averaged_model_is_validated_with_overlap() -> None:
+    """Step 2 ends round 1. Step 4 is the first one of round 3, which ends for the validation."""
+    becomes_worker()
+    module, ahead = module_of(), {"next_indices": np.zeros(4, np.int32)}
+    trainer = trainer_of(val_check_interval=2, num_sanity_val_steps=0)
+    given = [order_of(1, 1, **ahead), order_of(2, 1, overlap=True, **ahead)]
+    given.append(order_of(3, 3, overlap=True))
+    reports = fit(module, trainer, given, numbers(), numbers(shuffle=False))
+    assert module.validated[:8:4] == [0.0, 42.0]  # of four batches each
+    assert [report.completed_steps for report in reports] == [1, 1, 1]
+
+
 def test_each_worker_draws_differently_also_with_the_same_generator() -> None:
     drawn = []
     for rank in (0, 1):
