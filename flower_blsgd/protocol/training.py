@@ -327,6 +327,10 @@ class TrainReport:
         momentum = arrays.pop(MOMENTUM, None)
         model = _only(arrays, ArrayRecord)
         metrics = _only(records_of(content, MetricRecord), MetricRecord)
+        if COMPLETED_STEPS not in metrics and order.returns == "gradient":
+            raise ProtocolError(
+                'its ClientApp sends models, not gradients; use LocalSGD, or average = "models"'
+            )
         if COMPLETED_STEPS not in metrics:
             return cls(
                 order.local_steps,

@@ -30,8 +30,8 @@ class RoundEnd:
     round, epoch : int
         Both counted from 1.
     arrays : ArrayRecord
-        The new global model. With ``average = "gradients"``, if the round did not end idle, the
-        last model that the server knows: that of the last idle round, or the first one.
+        The new global model. With ``average = "gradients"``, if the round did not end idle, an
+        older one: the last that the workers have returned.
     metrics : MetricRecord
         Average of the workers' metrics.
     record : RoundRecord

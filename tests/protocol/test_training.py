@@ -187,6 +187,15 @@ def test_report_of_what_was_not_ordered_is_refused(
         TrainReport.from_content(reply.content, order)
 
 
+def test_model_of_a_client_for_fedavg_is_no_gradient() -> None:
+    order = dataclasses.replace(order_of(2, 3), returns="gradient")
+    records = RecordDict(
+        {"arrays": toy_arrays(), "metrics": MetricRecord({"num-examples": 6, "loss": 0.5})}
+    )
+    with pytest.raises(ProtocolError, match="sends models, not gradients"):
+        TrainReport.from_content(records, order)
+
+
 def test_report_can_be_averaged_by_flowers_own_fedavg() -> None:
     order = order_of(2, 3)
     replies = []
