@@ -192,7 +192,8 @@ def done(
     result = folder / "result.json"
     if any(process.returncode for process in processes[waited_for:]) or not result.exists():
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        reason = " | ".join(lines[-3:] or ["no output"]).replace(str(folder), "FOLDER")
+        codes = f"exit codes {[process.returncode for process in processes]}"
+        reason = " | ".join([*lines[-3:], codes]).replace(str(folder), "FOLDER")
         raise FailedError(reason.replace(str(ROOT), ".")[:500])
     found: Row = json.loads(result.read_text())
     return found
