@@ -101,10 +101,16 @@ class Replica:
         self._frozen = FrozenTensors(self.model)
         self._frozen.begin()
 
-    def load(self, order: TrainOrder) -> None:
-        """Load the global model, and set the optimizer's state; or load an averaged gradient."""
+    def load(self, order: TrainOrder, first: FirstStep | None = None) -> None:
+        """Load the global model, and set the optimizer's state; or load an averaged gradient.
+
+        With a first step, add its change to the model, and leave the optimizer's state.
+        """
         self.own_round = 0
-        if order.brings == "model":
+        if first is not None:
+            self._sent.load(order.arrays)
+            first.add()
+        elif order.brings == "model":
             self._sent.load(order.arrays)
             keeps = order.returns == "gradient" and order.momentum is None
             self._state.begin("keep" if keeps else order.momentum_policy, order.momentum)
@@ -146,11 +152,6 @@ class Replica:
         self.own_round = 0
         self._state.begin(policy, momentum)
         return FirstStep(self.model)
-
-    def add_first_step(self, order: TrainOrder, first: FirstStep) -> None:
-        """Load the global model, and add the change of the round's first step."""
-        self._sent.load(order.arrays)
-        first.add()
 
     def finish(self, arrays: ArrayRecord, trains: bool) -> None:
         """Load the final model."""

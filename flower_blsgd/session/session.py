@@ -407,11 +407,10 @@ class Session:
 
     def _begin_steps(self, order: TrainOrder, first: FirstStep | None) -> None:
         """Load the average, and begin the steps of an order; `first` is done."""
+        self._replica.load(order, first)
         if first is not None and self._steps is not None:
-            self._replica.add_first_step(order, first)
             self._steps.begin(order, first.seconds)
         else:
-            self._replica.load(order)
             self._steps = LocalSteps(order, self._slowdown, self.device)
         if order.brings == "model":  # else the optimizer has not stepped yet
             self._set_progress(order.progress)
@@ -436,8 +435,8 @@ class Session:
         """Report the steps of the current order, and wait for the next one or begin its round."""
         assert self._steps is not None
         assert self._result is not None
-        order, report = self._steps.order, self._replica.report(self._steps)
-        self._result.set_result(report)
+        order = self._steps.order
+        self._result.set_result(self._replica.report(self._steps))
         self._result = None
         if order.next_indices is None:
             self._next_order()

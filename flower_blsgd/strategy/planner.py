@@ -162,15 +162,12 @@ class Planner:
 
         A round may take twice as long as the last ones.
         """
-        done, plan, used = self.progress.rounds_done + 1, self.plan, self.used
-        seconds = used.seconds + 2 * used.seconds / max(1, used.rounds)
+        plan, used = self.plan, self.used
         samples = used.samples + sum(plan.shape.samples_per_round)
+        seconds = used.seconds * (1 + 2 / max(1, used.rounds))
         end = Budget(0, seconds, used.rounds + 1, samples)
-        return (
-            self.measured is not None
-            or done >= min(plan.rounds, plan.lists_end)
-            or self.budget.share(end) >= 1
-        )
+        is_last = self.progress.rounds_done + 1 >= min(plan.rounds, plan.lists_end)
+        return is_last or self.measured is not None or self.budget.share(end) >= 1
 
     def _order(
         self,
