@@ -104,10 +104,13 @@ class Replica:
     def load(self, order: TrainOrder, first: FirstStep | None = None) -> None:
         """Load the global model, and set the optimizer's state; or load an averaged gradient.
 
-        With a first step, add its change to the model, and leave the optimizer's state.
+        With a first step, add its change to the model, and leave the optimizer's state. Without
+        `overlap`, the round before that step failed, and the state becomes zero.
         """
         self.own_round = 0
-        if first is not None:
+        if first is not None and not order.overlap:
+            self._state.zero()
+        if first is not None and order.overlap:
             self._sent.load(order.arrays)
             first.add()
         elif order.brings == "model":

@@ -400,7 +400,7 @@ class Session:
                 self._begin_first_step(order, order.momentum)
                 self._set_progress(order.last_progress)
             else:
-                self._begin_steps(order, first if order.overlap else None)
+                self._begin_steps(order, first)
             if order.returns == "gradient" and self._hook is None:
                 self._hook = self._optimizer.register_step_pre_hook(self._before_step)
             return
@@ -408,7 +408,7 @@ class Session:
     def _begin_steps(self, order: TrainOrder, first: FirstStep | None) -> None:
         """Load the average, and begin the steps of an order; `first` is done."""
         self._replica.load(order, first)
-        if first is not None and self._steps is not None:
+        if first is not None and self._steps is not None and order.overlap:
             self._steps.begin(order, first.seconds)
         else:
             self._steps = LocalSteps(order, self._slowdown, self.device)

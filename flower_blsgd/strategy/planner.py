@@ -182,6 +182,7 @@ class Planner:
         in_stream = self.settings.sampler.is_stream and self.settings.selection is None
         done, plan = self.progress.rounds_done, self.plan
         overlaps = self.settings.overlap and done > max(0, plan.first_round)
+        overlaps &= not worker.failures_in_a_row  # its own model may not be finite
         ahead: dict[str, Any] = {}
         if self.ahead:
             weights = plan.sample_weights(done + 1, rank)

@@ -294,6 +294,8 @@ class LocalSGD:
         """
         first, self._first, self._next = self._first, None, None
         if not order.overlap:
+            if first is not None:  # the last round failed, so the step began with its result
+                self._state.zero()
             return None
         if first is not None and first.round == order.round:
             return first

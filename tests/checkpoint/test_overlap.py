@@ -197,6 +197,19 @@ def test_worker_that_fails_begins_its_next_round_from_the_average() -> None:
     assert len({round(row.loss, 6) for row in ends[2].record.workers}) == 3
 
 
+def test_worker_whose_model_is_not_finite_begins_its_next_round_from_the_average() -> None:
+    """Otherwise the change of its first step, and its momentum, would not be finite either."""
+    its = workers()
+    diverges = [0.0] * 4 + [float("nan")] * 2  # two steps in each round of fast workers
+    its[11].sgd.model.register_forward_hook(
+        lambda *call: call[-1] + (diverges.pop(0) if diverges else 0.0)
+    )
+    with captured_log():
+        ends = play(strategy_of(overlapping(rounds=4)), MailGrid(its), first_model())
+    kinds = [[row.failure_kind for row in end.record.workers] for end in ends]
+    assert [kind for kind in kinds if any(kind)] == [["", "not finite", ""]]
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [

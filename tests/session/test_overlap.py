@@ -114,6 +114,14 @@ def test_worker_that_has_no_own_model_begins_from_the_average() -> None:
     script.finish()
 
 
+def test_first_step_after_a_failed_round_has_no_effect() -> None:
+    """Its momentum is forgotten, too: 0.6 - 0.1 x 5 x 0.6."""
+    script = begun(Halves(0.9))
+    script.train(order_of(1, 2, value=1.0, **NEXT))
+    assert weight_of(script.train(order_of(2, 1, value=0.6))) == pytest.approx(0.3)
+    script.finish()
+
+
 def test_evaluation_and_the_end_during_a_first_step() -> None:
     """The model of the evaluation does not matter; the final model replaces all."""
     seen: list[float] = []
