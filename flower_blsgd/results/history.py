@@ -91,9 +91,9 @@ class RunHistory:
 
     def add_round(self, record: RoundRecord, measures_speeds: bool = False) -> None:
         """Add a finished round."""
-        now = time.monotonic()
+        now = self._strategy.planner.clock.added_at  # the next orders have left since
         self.start_clock(now - record.round_seconds - record.planning_seconds)
-        self.durations.wall_seconds = self._wall_seconds_now()
+        self.durations.wall_seconds += now - self._last_model_at
         self._last_model_at = now
         registry = self._strategy.registry
         self.metrics.add(record, registry.seconds_per_step_alone(self.config.clock))

@@ -1,5 +1,6 @@
 """Seconds of the rounds on the run's clock: as measured, or on simulated devices."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -49,10 +50,11 @@ class RunClock:
 
     `training_seconds` is the measured time of rounds and planning, without set-up, evaluation and
     checkpoints. `device_seconds` is the computed time of the rounds if each worker had its own
-    device; None without a round or if one is unknown. `budget_seconds`
-    and `last_budget_seconds` are what all rounds, and the last one, count against a budget: on the
-    wall clock measured planning and rounds, on the device clock computed rounds. A round whose
-    computed time is unknown, and all rounds after it, count as measured.
+    device; None without a round or if one is unknown. `budget_seconds` and `last_budget_seconds` are
+    what all rounds, and the last one, count against a budget: on the wall clock measured planning
+    and rounds, on the device clock computed rounds. A round whose computed time is unknown, and all
+    rounds after it, count as measured. `added_at` is when the last round ended, on the clock of
+    `time.monotonic`.
     """
 
     clock: Clock = "wall"
@@ -61,6 +63,7 @@ class RunClock:
     budget_seconds: float = 0.0
     last_budget_seconds: float = 0.0
     rounds: int = 0
+    added_at: float = 0.0
 
     def add(self, record: RoundRecord, seconds_per_step: Mapping[int, float]) -> RoundRecord | None:
         """Add a round, and return it with the times of the run's clock; None if unknown.
@@ -80,4 +83,5 @@ class RunClock:
         self.last_budget_seconds = seconds
         self.budget_seconds += seconds
         self.rounds += 1
+        self.added_at = time.monotonic()
         return computed if self.clock == "device" else record
