@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -22,6 +23,9 @@ from .tasks import Places, settings_of
 ROOT = Path(__file__).parents[2]
 Row = dict[str, Any]
 MOST_TRIES = 3
+
+MACHINE = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+"""Of a start of this machine; another machine may be twice as fast."""
 
 STEADY, FEWEST_STEADY = 0.93, 4
 """Share of the median samples of its arm that a run must have, once there are so many."""
@@ -100,6 +104,23 @@ def counting(rows: Sequence[Row]) -> dict[str, Row]:
     return {row["key"]: row for row in rows if "error" not in row}
 
 
+def on_one_machine(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that may be compared: of each seed, and of each arm that is tuned.
+
+    They are those of the machine with the most of them, so what was begun on one machine can be
+    repeated on another.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        names = ("kind", "gap") if row["validated"] and row["stage"] != "auto" else ("seed",)
+        groups.setdefault(tuple(row[name] for name in names), []).append(row)
+    kept: list[Row] = []
+    for own in groups.values():
+        most = Counter(row["machine"] for row in own).most_common(1)[0][0]
+        kept += [row for row in own if row["machine"] == most]
+    return kept
+
+
 def is_due(run: Run, rows: Sequence[Row], most_tries: int = MOST_TRIES) -> bool:
     """Return whether a run is still to be done, or to be repeated."""
     own = [row for row in rows if row["key"] == run.key]
@@ -123,7 +144,7 @@ class FailedError(Exception):
 def row_of(run: Run, places: Places) -> Row:
     """Do a run, and return its row; that of a failed run has its ``error``."""
     row: Row = {"key": run.key, **asdict(run), "at": datetime.now(UTC).isoformat("T", "seconds")}
-    row["commit"] = conditions()["commit"]
+    row |= {"commit": conditions()["commit"], "machine": MACHINE}
     try:
         return row | _result(run, places)
     except FailedError as error:

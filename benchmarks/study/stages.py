@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .arms import Arm, Setting, neighbors, search
-from .runs import MOST_TRIES, Row, Run, Store, counting
+from .runs import MOST_TRIES, Row, Run, Store, counting, on_one_machine
 
 MARGINS = {"images": 0.02}
 MARGIN_OF_TEXTS = 0.03
@@ -255,5 +255,5 @@ STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = dict(_stages())
 
 
 def read(store: Store) -> Rows:
-    """Return all rows."""
-    return {stage: store.read(stage) for stage in STAGES}
+    """Return the rows that may be compared."""
+    return {stage: on_one_machine(store.read(stage)) for stage in STAGES}

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks.study import loop, report, runs, stages
 from benchmarks.study.arms import Setting, neighbors, search
 from benchmarks.study.estimator import interval, speedup
-from benchmarks.study.runs import Run, Store, is_due
+from benchmarks.study.runs import Run, Store, is_due, on_one_machine
 from benchmarks.study.tasks import Transformer, adapted
 from flower_blsgd import Task
 
@@ -131,6 +131,17 @@ def test_failed_and_unsteady_runs_are_repeated() -> None:
     rows = [made_up(run, samples=90 if run.seed == 4 else 100) for run in each]
     assert [is_due(run, rows) for run in each] == [False] * 4 + [True]
     assert not is_due(each[4], [*rows[1:], rows[4], rows[4]])  # the third try counts
+
+
+def test_rows_of_a_seed_and_of_a_tuned_arm_are_of_one_machine() -> None:
+    def rows(machines: str, validated: bool, **changes: Any) -> list[dict[str, Any]]:
+        run = Run("images", "alone", "loop", "images", Setting(0.1), 100, 1, 0, False, validated)
+        return [made_up(replace(run, **changes), machine=machine) for machine in machines]
+
+    of_seeds = [*rows("aab", False), *rows("b", False, seed=1)]
+    assert "".join(row["machine"] for row in on_one_machine(of_seeds)) == "aab"
+    tuned = rows("a", True) + rows("bb", True, seed=1) + rows("a", True, kind="ddp", gap=2)
+    assert "".join(row["machine"] for row in on_one_machine(tuned)) == "bba"
 
 
 # --- what is run, and the page
