@@ -50,11 +50,11 @@ class RunClock:
 
     `training_seconds` is the measured time of rounds and planning, without set-up, evaluation and
     checkpoints. `device_seconds` is the computed time of the rounds if each worker had its own
-    device; None without a round or if one is unknown. `budget_seconds` and `last_budget_seconds` are
-    what all rounds, and the last one, count against a budget: on the wall clock measured planning
-    and rounds, on the device clock computed rounds. A round whose computed time is unknown, and all
-    rounds after it, count as measured. `added_at` is when the last round ended, on the clock of
-    `time.monotonic`.
+    device; None without a round or if one is unknown. `budget_seconds` and `last_budget_seconds`
+    are what all rounds, and the last one, count against a budget: on the wall clock measured
+    planning and rounds, on the device clock computed rounds. A round whose computed time is
+    unknown, and all rounds after it, count as measured. `added_at` is when the last round ended, on
+    the clock of `time.monotonic`.
     """
 
     clock: Clock = "wall"
