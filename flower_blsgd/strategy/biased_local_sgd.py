@@ -345,9 +345,12 @@ class BiasedLocalSGD(TrainingLoop):
         self.connector.note_round(round, outcomes)
         trained = any(weights) or self.kept_model.skips
         self._rounds_lost = 0 if trained else self._rounds_lost + 1
-        if self._is_lost(outcomes) or not is_kept:
+        if self._is_lost(outcomes) or not is_kept or self.kept_model.has_diverged:
+            none = "a gradient is not finite" if self.kept_model.skips else "no step"
             reasons = "; ".join(
-                f"{o.worker.label}: {o.failure.brief if o.failure else 'no step'}" for o in outcomes
+                f"{o.worker.label}: {o.failure.brief if o.failure else none}"
+                for o in outcomes
+                if not o.load
             )
             raise AggregationError(f"round {server_round}: no worker succeeded ({reasons})")
         return arrays, metrics

@@ -18,6 +18,9 @@ from .planner import Planner
 from .round import Outcome, Round
 from .workers import Worker
 
+MOST_SKIPS = 40
+"""Largest number of steps in a row that may be skipped: a scale of 2^24 is then below 2^-16."""
+
 
 @dataclass(eq=False)
 class KeptModel:
@@ -25,8 +28,8 @@ class KeptModel:
 
     The first orders bring it, with the state of its optimizer, and each further one the average of
     the last gradients. `model` is the last one that the server knows. `orders` are the last ones of
-    the workers that have kept theirs since then, and wait for `average`. With `skips`, they do not
-    step with it, because the gradient of one overflowed.
+    the workers that have kept theirs since then, and wait for `average`. They do not step with it
+    if the gradient of one overflowed; `skips` counts such rounds in a row.
     """
 
     planner: Planner
@@ -34,7 +37,12 @@ class KeptModel:
     model: ArrayRecord | None = None
     orders: Sequence[tuple[Worker, TrainOrder]] = ()
     average: ArrayRecord | None = None
-    skips: bool = False
+    skips: int = 0
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether so many steps were skipped that no smaller scale of a GradScaler may help."""
+        return self.skips > MOST_SKIPS
 
     @property
     def is_somewhere(self) -> bool:
@@ -62,10 +70,11 @@ class KeptModel:
 
     def note(self, round: Round, outcomes: Sequence[Outcome], average: ArrayRecord) -> bool:
         """Note the average of a round; return False if no worker has the model any more."""
+        overflowed = any(o.report and not o.report.completed_steps for o in outcomes)
+        self.skips = self.skips + 1 if overflowed else 0
         if all(outcome.failure for outcome in outcomes):
             return not self.orders
         self.orders, self.average = round.orders, average
-        self.skips = any(o.report and not o.report.completed_steps for o in outcomes)
         return True
 
     def collect(self, grid: Grid, seconds: float) -> ArrayRecord:

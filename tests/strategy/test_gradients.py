@@ -237,6 +237,17 @@ def test_all_skip_the_steps_of_overflows_which_are_no_lost_rounds() -> None:
     assert [[w.weight for w in end.record.workers] for end in ends[1:3]] == [[1, 0], [0, 0]]
 
 
+def test_a_gradient_that_stays_not_finite_ends_the_run() -> None:
+    first, second = workers_of()
+    grid = MailGrid({10: first, 11: overflows(second, range(3, 99))})
+    ends = []
+    told = r"round 43: no worker succeeded \(fast-1 \(cpu:1\): a gradient is not finite\)"
+    with pytest.raises(AggregationError, match=told):
+        ends.extend(strategy_of().rounds(grid, begin(), Budget(rounds=99)))
+    rounds = samples_of(first, second)
+    assert furthest(ends[-1].arrays, one_process(rounds[:2], adamw)) < 1e-6
+
+
 def test_a_worker_that_joins_gets_the_model_and_the_state() -> None:
     workers = workers_of()
     late = worker_of(0, batch=3)
