@@ -455,14 +455,15 @@ class Session:
         """Average the gradients before the optimizer's step uses them, or after its closure."""
         if not self._averages_gradients:
             return None
-        if self._has_stepped:
-            raise UsageError(
-                "the optimizer has made two steps without session.step; call it after each"
-            )
-        self._has_stepped = True
         closure = named.get("closure") or next(iter(arguments[1:]), None)
 
         def average() -> Any:
+            if self._has_stepped:
+                raise UsageError(
+                    "gradients are averaged once between two calls of session.step: call it after "
+                    "each step, and use an optimizer that evaluates its closure once"
+                )
+            self._has_stepped = True
             loss = closure and closure()
             if self._next_steps is None:
                 self._exchange_gradient(self._replica.unscale())

@@ -302,20 +302,33 @@ def two_steps(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor
     optimizer.step()
 
 
+class Twice(torch.optim.SGD):
+    """Evaluates its closure twice, as sharpness-aware optimizers do."""
+
+    def step(self, closure: Any) -> Any:  # type: ignore[override]
+        closure()
+        return super().step(closure)
+
+
+def twice(model: nn.Module) -> torch.optim.Optimizer:
+    return Twice(model.parameters(), lr=RATE)
+
+
 def by_loss(session: Session, _: Any) -> None:
     session.sampler(range(48), by_loss=True)
 
 
 @pytest.mark.parametrize(
-    ("do", "prepare", "told"),
+    ("do", "make", "prepare", "told"),
     [
-        (without_step, None, "session.step was called without a step of the optimizer"),
-        (two_steps, None, "two steps without session.step"),
-        (plain, by_loss, "without by_loss"),
+        (without_step, adamw, None, "session.step was called without a step of the optimizer"),
+        (two_steps, adamw, None, "averaged once between two calls of session.step"),
+        (in_closure, twice, None, "evaluates its closure once"),
+        (plain, adamw, by_loss, "without by_loss"),
     ],
 )
-def test_what_is_refused(do: Do, prepare: Any, told: str) -> None:
-    scripts = [Script(rank, do, prepare=prepare) for rank in range(2)]
+def test_what_is_refused(do: Do, make: Any, prepare: Any, told: str) -> None:
+    scripts = [Script(rank, do, make, prepare) for rank in range(2)]
     with pytest.raises(UsageError, match=told):
         train(scripts)
     for script in scripts:
