@@ -151,16 +151,14 @@ def _states_by_worker(
             if worker.no_momentum != answer.brief:
                 _LOG.warning("checkpoint without momentum of %s: %s", worker.label, answer.brief)
         else:
-            found[worker.index], own = answer
-            if own:
-                models[worker.index] = own
-    own_models: dict[str, Tensors] = {str(i): dict(tensors) for i, tensors in models.items()}
+            found[worker.index], models[worker.index] = answer
+    own_models = {str(index): tensors for index, tensors in models.items() if tensors}
     if not keeps:
         return {}, own_models
     for worker in strategy.registry.workers:
         reason = reasons.get(worker.index, "it was not queried")
         worker.no_momentum = "" if worker.index in found else reason
-    return {str(index): dict(tensors) for index, tensors in found.items()}, own_models
+    return {str(index): tensors for index, tensors in found.items()}, own_models
 
 
 # --- restore ------------------------------------------------------------------------------------

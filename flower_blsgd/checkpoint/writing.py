@@ -29,10 +29,9 @@ class Checkpoints:
     A checkpoint is written at the end of every epoch and, between rounds, every
     ``checkpoint-minutes``, when the workers wait: a round under way ends idle then. On Ctrl-C,
     SIGTERM or SIGHUP this round ends first and its state is written; an evaluation is abandoned,
-    and the state before it stays. When a round fails, the
-    state before it is written without momentum, unless it was written already. An error that ends
-    the run gets a note with the command that resumes it. With ``keep-checkpoints = 0`` nothing of
-    this happens.
+    and the state before it stays. When a round fails, the state before it is written without
+    momentum, unless it was written already. An error that ends the run gets a note with the command
+    that resumes it. With ``keep-checkpoints = 0`` nothing of this happens.
     """
 
     def __init__(self, grid: Grid, strategy: BiasedLocalSGD, recorder: RunRecorder) -> None:

@@ -99,16 +99,13 @@ class TrainingLoop(FedAvg):
     round: Round | None
     record: RoundRecord | None
     patience_seconds: Callable[[float], float]
+    settled: Callable[[ArrayRecord, Grid], ArrayRecord]
     idle = True
     _pauses = False
 
     def pause(self) -> None:
         """Let the round that is under way end idle; the next one if the workers wait already."""
         self._pauses = True
-
-    def settled(self, arrays: ArrayRecord, grid: Grid) -> ArrayRecord:
-        """Return the global model after a round that has averaged to `arrays`."""
-        return arrays
 
     def rounds(
         self,
