@@ -5,6 +5,7 @@ The metadata of a field may have:
 - ``key``: its key in a record, such as a key of Flower's; by default its name in kebab-case;
 - ``wire``: False leaves the field out of records;
 - ``optional``: True if a record of another version may lack the key, which means the default;
+  ``"unwritten"`` also leaves the default out, so that other versions can read the record;
 - ``limits``: the smallest allowed number, or all allowed values. None also allows nan and infinity.
 
 A field with a ``Literal`` type must be one of its texts.
@@ -30,8 +31,10 @@ class FieldError(ValueError):
 def to_record(values: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by key; sequences become lists."""
     record = {}
-    for name, key, _, _ in _fields(values.__class__, False):
+    for name, key, _, optional in _fields(values.__class__, False):
         value = getattr(values, name)
+        if optional == "unwritten" and value == getattr(values.__class__, name):
+            continue
         record[key] = list(value) if isinstance(value, list | tuple) else value
     return record
 
@@ -84,7 +87,7 @@ def _read(cls: Any, record: Any, json: bool) -> dict[str, Any]:
 
 
 @functools.cache
-def _fields(cls: Any, json: bool) -> list[tuple[str, str, Read, bool]]:
+def _fields(cls: Any, json: bool) -> list[tuple[str, str, Read, bool | str]]:
     """Return name, key and reader of each field, and whether its key may be missing."""
     found = []
     for field in fields(cls):

@@ -42,15 +42,12 @@ class HostOrders:
     worker_weight: Literal["load", "equal"] = "load"
     update_norms: Sequence[float] = field(default=(), metadata={"limits": 0})
     moving: Sequence[str] = ()
-    maybe_tied: Sequence[str] = field(default=(), metadata={"optional": True})
+    maybe_tied: Sequence[str] = field(default=(), metadata={"optional": "unwritten"})
     patience_seconds: float = field(default=600.0, metadata={"limits": 0})
 
     def to_records(self) -> RecordDict:
         """Return the content of the message, without copies of shared records."""
-        host = to_record(self)
-        if not self.maybe_tied:  # then the message is that of older versions
-            del host["maybe-tied"]
-        records = RecordDict({HOST: ConfigRecord(host)})
+        records = RecordDict({HOST: ConfigRecord(to_record(self))})
         for rank, content in self.contents.items():
             for name, record in content.items():
                 if name == self.config_key:

@@ -135,15 +135,17 @@ class TrainOrder:
     progress: float = field(default=0.0, metadata={"limits": 0})
     stream_start: int = field(default=0, metadata={"limits": 0})
     stream_stride: int = field(default=0, metadata={"limits": 0})
-    brings: Brings = field(default="model", metadata={"optional": True})
-    returns: Literal["model", "gradient"] = field(default="model", metadata={"optional": True})
-    overlap: bool = field(default=False, metadata={"optional": True})
-    last_learning_rate: float = field(default=0.0, metadata={"limits": 0})
-    last_progress: float = field(default=0.0, metadata={"limits": 0})
+    brings: Brings = field(default="model", metadata={"optional": "unwritten"})
+    returns: Literal["model", "gradient"] = field(
+        default="model", metadata={"optional": "unwritten"}
+    )
+    overlap: bool = field(default=False, metadata={"optional": "unwritten"})
+    last_learning_rate: float = field(default=0.0, metadata={"limits": 0, "optional": "unwritten"})
+    last_progress: float = field(default=0.0, metadata={"limits": 0, "optional": "unwritten"})
     own_model: ArrayRecord | None = field(default=None, metadata={"wire": False})
     next_indices: npt.NDArray[np.int32] | None = field(default=None, metadata={"wire": False})
     next_weights: npt.NDArray[np.float32] | None = field(default=None, metadata={"wire": False})
-    next_seed: int = field(default=0, metadata={"limits": 0})
+    next_seed: int = field(default=0, metadata={"limits": 0, "optional": "unwritten"})
 
     @classmethod
     def to_measure(

@@ -110,7 +110,7 @@ class Averaging:
             sure = parameters if self.parameter_names is None else self.parameter_names
             rule["update_norms"] = [float(norm) for norm in norms]
             rule["moving"] = [name for name in model if name in parameters]
-            rule["maybe_tied"] = [name for name in rule["moving"] if name not in sure]
+            rule["maybe_tied"] = tuple(name for name in rule["moving"] if name not in sure)
         return rule
 
     def _parameters(
