@@ -129,7 +129,7 @@ class Replica:
     def has_gradients(self) -> bool:
         """Return whether there are gradients, and all are finite."""
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        return bool(grads) and all(bool(grad.isfinite().all()) for grad in grads)
+        return bool(grads) and bool(torch.stack([g.isfinite().all() for g in grads]).all())
 
     def unscale(self) -> bool:
         """Divide the gradients by the scale of a GradScaler that leaves it to a fused optimizer.

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import RecordDict
 
 from flower_blsgd import LocalSGD
+from flower_blsgd.session.replica import Replica
 from flower_blsgd.worker import batches
 
 from ..fake_cuda.log import Event, recorded
@@ -97,6 +99,19 @@ def test_copies_and_waits_of_an_averaged_gradient(settings: dict[str, Any]) -> N
     left = ORDER | DATA_ON_CARD
     del left["wait for item: optimizer.OptimizerState.is_finite"]  # all are asked at the end only
     assert found == left
+
+
+def test_a_script_waits_once_to_see_whether_its_gradients_are_finite() -> None:
+    model = small_model()
+    replica = Replica(model, torch.optim.SGD(model.parameters()), torch.device("cuda:0"))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with recorded() as events:
+        assert replica.has_gradients()
+    waits = collections.Counter(event.where for event in events if event.kind == "wait")
+    assert waits == {"replica.Replica.has_gradients": 1}
+    next(model.parameters()).grad.fill_(torch.inf)  # type: ignore[union-attr]
+    assert not replica.has_gradients()
 
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "adamw"}])
