@@ -243,6 +243,12 @@ class RunConfig:
                 f'wire-dtype = "{self.wire_dtype}" sends changes of models, not gradients; use '
                 '"float32", or average = "models"'
             )
+        parts = self.choices.average, self.choices.steps
+        if parts == ("gradients", "one-by-throughput") and self.is_script:
+            raise UsageError(
+                'steps = "one-by-throughput" changes batch sizes, but scripts draw batches of one '
+                'size; use "one", and batch= for each worker'
+            )
         if self.nesterov and self.momentum == 0:
             raise UsageError("nesterov = true requires momentum above 0, but momentum = 0.0")
 

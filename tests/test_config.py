@@ -159,6 +159,8 @@ def test_decay_epochs_that_cannot_be_read_are_refused_with_an_example(text: str)
     assert "60%, 80%" in line
     with pytest.raises(UsageError, match='wire-dtype = "float16" sends changes of models, not'):
         RunConfig(algorithm="dlb", wire_dtype="float16")
+    with pytest.raises(UsageError, match='steps = "one-by-throughput" changes batch sizes'):
+        RunConfig(task="own.py", average="gradients", steps="one-by-throughput")
     with pytest.raises(UsageError, match="nesterov = true requires momentum above 0"):
         RunConfig(nesterov=True, momentum=0.0)
     with pytest.raises(

@@ -511,10 +511,10 @@ class Session:
     def _check(self, order: TrainOrder) -> None:
         """Raise UsageError for what a script cannot do."""
         by_loss = self._sampler is not None and self._sampler.by_loss
-        if by_loss and order.returns == "gradient":
+        if order.returns == "gradient" and (by_loss or not order.stream_stride):
             raise UsageError(
-                'average = "gradients" needs no losses of samples: use session.sampler(dataset) '
-                "without by_loss"
+                'average = "gradients" does not choose samples of scripts by loss: use '
+                "session.sampler(dataset) without by_loss, and sampler=uniform without selection"
             )
         if not order.local_steps:
             return

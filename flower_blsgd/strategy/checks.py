@@ -44,15 +44,17 @@ def check_parts(
             f'momentum-buffers = "{settings.momentum_buffers}" does not work with '
             f'{type(weighting).__name__}, which needs "{weighting.momentum_buffers}"'
         )
+    if settings.overlap and (policy.chooses_batches or policy == SameSteps(1)):
+        what, fix = type(policy).__name__, 'use steps = "system-aware"'
+        if settings.average == "gradients":
+            what, fix = 'average = "gradients"', "leave one of them out"
+        raise UsageError(
+            f"overlap = true does not work with {what}, which synchronizes every step; {fix}"
+        )
     if settings.overlap and settings.momentum_buffers == "average":
         raise UsageError(
             'overlap = true does not work with momentum-buffers = "average", which waits for the '
             'momentum of all workers; use "keep"'
-        )
-    if settings.overlap and (policy.chooses_batches or policy == SameSteps(1)):
-        raise UsageError(
-            f"overlap = true does not work with {type(policy).__name__}, which synchronizes every "
-            'step; use steps = "system-aware"'
         )
     if rebalance and not policy.with_local_steps(1).needs_speeds:
         raise UsageError(

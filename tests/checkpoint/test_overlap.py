@@ -220,14 +220,17 @@ def test_worker_whose_model_is_not_finite_begins_its_next_round_from_the_average
         ),
         *(
             (
-                {"algorithm": algorithm, "momentum_buffers": "keep"},
-                f"overlap = true does not work with {policy}, which synchronizes every step; use "
-                'steps = "system-aware"',
+                changes,
+                f"overlap = true does not work with {what}, which synchronizes every step; {fix}",
             )
-            for algorithm, policy in (
-                ("sync-sgd", "SameSteps"),
-                ("byteps", "SameSteps"),
-                ("dlb", "BalancedBatches"),
+            for changes, what, fix in (
+                ({"algorithm": "sync-sgd"}, "SameSteps", 'use steps = "system-aware"'),
+                (
+                    {"algorithm": "dlb", "average": "models"},
+                    "BalancedBatches",
+                    'use steps = "system-aware"',
+                ),
+                ({"algorithm": "dlb"}, 'average = "gradients"', "leave one of them out"),
             )
         ),
     ],

@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
 from flower_blsgd.flower.array_records import tensors_of, view_record
 from flower_blsgd.protocol import TrainReport
-from flower_blsgd.session.exchange import Exchange
+from flower_blsgd.session.exchange import Exchange, Work
 from flower_blsgd.session.session import Session
 from flower_blsgd.worker.model_io import state_record
 
@@ -318,6 +319,16 @@ def by_loss(session: Session, _: Any) -> None:
     session.sampler(range(48), by_loss=True)
 
 
+def chosen_by_server(session: Session, _: Any) -> None:
+    next_work = session._exchange.next_work
+
+    def without_stream() -> Work:
+        work = next_work()
+        return replace(work, order=replace(work.order, stream_stride=0))
+
+    session._exchange.next_work = without_stream
+
+
 @pytest.mark.parametrize(
     ("do", "make", "prepare", "told"),
     [
@@ -325,6 +336,7 @@ def by_loss(session: Session, _: Any) -> None:
         (two_steps, adamw, None, "averaged once between two calls of session.step"),
         (in_closure, twice, None, "evaluates its closure once"),
         (plain, adamw, by_loss, "without by_loss"),
+        (plain, adamw, chosen_by_server, "sampler=uniform without selection"),
     ],
 )
 def test_what_is_refused(do: Do, make: Any, prepare: Any, told: str) -> None:
