@@ -34,7 +34,7 @@ from .averaging import Averaging, average_metrics, average_momentum
 from .budget import Budget
 from .checks import check_gradients, check_parts, why_no_hosts
 from .connector import Connector
-from .gradients import KeptModel
+from .gradients import MOST_SKIPS, KeptModel
 from .messages import Address
 from .patience import Patience
 from .plan_state import PlannerSettings
@@ -345,7 +345,7 @@ class BiasedLocalSGD(TrainingLoop):
         self.connector.note_round(round, outcomes)
         trained = any(weights) or self.kept_model.skips
         self._rounds_lost = 0 if trained else self._rounds_lost + 1
-        if self._is_lost(outcomes) or not is_kept or self.kept_model.has_diverged:
+        if self._is_lost(outcomes) or not is_kept or self.kept_model.skips > MOST_SKIPS:
             none = "a gradient is not finite" if self.kept_model.skips else "no step"
             reasons = "; ".join(
                 f"{o.worker.label}: {o.failure.brief if o.failure else none}"
@@ -365,7 +365,7 @@ class BiasedLocalSGD(TrainingLoop):
         If the round ended idle, the workers return the model.
         """
         kept = self.kept_model
-        if self.idle and kept.is_somewhere:
+        if self.idle and any(not worker.fresh for worker, _ in kept.orders):
             return kept.collect(grid, self.patience_seconds())
         return kept.model or arrays if self._averages_gradients else arrays
 

@@ -39,16 +39,6 @@ class KeptModel:
     average: ArrayRecord | None = None
     skips: int = 0
 
-    @property
-    def has_diverged(self) -> bool:
-        """Whether so many steps were skipped that no smaller scale of a GradScaler may help."""
-        return self.skips > MOST_SKIPS
-
-    @property
-    def is_somewhere(self) -> bool:
-        """Whether a worker has kept a newer model than the server's."""
-        return any(not worker.fresh for worker, _ in self.orders)
-
     def complete(self, round: Round, grid: Grid, seconds: float) -> None:
         """Let the orders of a round bring the average to workers that have kept the model, or it.
 

@@ -164,32 +164,33 @@ class SentTensors:
 
         A parameter without a gradient keeps none if that in the record is zero: no worker used it.
         """
-        own = self._gradients_in(arrays)
-        self._load({name: tensor for name, (tensor, _) in own.items()}, arrays)
-        for name, (gradient, parameter) in own.items():
-            if parameter is not None and elements_of(arrays[name]).any():
-                parameter.grad = gradient
+        own, missing = self._gradients_in(arrays)
+        self._load(own, arrays)
+        for name, parameter in missing.items():
+            if elements_of(arrays[name]).any():
+                parameter.grad = own[name]
 
     def gradients(self, like: ArrayRecord) -> ArrayRecord:
         """Return a copy of the model's gradients, and of its buffers, as `record` of its tensors.
 
         The gradient of a parameter without one is zero.
         """
-        own = {name: tensor for name, (tensor, _) in self._gradients_in(like).items()}
-        return self._record(own, like)
+        return self._record(self._gradients_in(like)[0], like)
 
-    def _gradients_in(self, record: ArrayRecord) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Return the gradients and buffers in a record; with the parameter of a new gradient."""
-        found: dict[str, tuple[Tensor, Tensor | None]] = {}
-        for name, tensor in self._named_in(record).items():
-            if not isinstance(tensor, nn.Parameter) or not tensor.requires_grad:
-                found[name] = tensor, None
-            elif tensor.grad is None:
-                found[name] = torch.zeros_like(tensor), tensor
-            else:
-                tensor.grad = tensor.grad.to_dense()
-                found[name] = tensor.grad, None
-        return found
+    def _gradients_in(
+        self, record: ArrayRecord
+    ) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
+        """Return the gradients and buffers in a record, and the parameters without a gradient."""
+        own, missing = dict(self._named_in(record)), {}
+        for name, tensor in own.items():
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
+                if tensor.grad is None:
+                    missing[name] = tensor
+                    own[name] = torch.zeros_like(tensor)
+                else:
+                    tensor.grad = tensor.grad.to_dense()
+                    own[name] = tensor.grad
+        return own, missing
 
     def _load(self, own: Mapping[str, Tensor], arrays: ArrayRecord) -> None:
         flat = flat_of(arrays)
