@@ -4,6 +4,8 @@
   turns, and writes the seconds of each block.
 - ``idle PARAMETERS``: computes nothing, in 20 tensors with so many parameters.
 - ``adapter FROZEN RANK``: computes nothing; so many frozen parameters, and a low-rank adapter.
+- ``gradients SECONDS``: trains an adapter of 1 MB in steps that take so long for batches of 16, and
+  on all but the main worker for batches of 8.
 """
 
 import json
@@ -57,6 +59,21 @@ def idle(model: nn.Module) -> None:
         session.step(samples=2)
 
 
+def gradients(seconds: float) -> None:
+    """Take steps of a given duration, most of which the core is free."""
+    model = nn.ParameterList(torch.zeros(4096) for _ in range(64))
+    optimizer = torch.optim.AdamW(model.parameters())
+    session = flower_blsgd.join(model, optimizer)
+    per_sample = seconds / (16 if session.is_main else 8)
+    while not session.done:
+        began = time.perf_counter()
+        for parameter in model:
+            parameter.grad = torch.ones_like(parameter)
+        time.sleep(max(0.0, per_sample * session.batch_size - time.perf_counter() + began))
+        optimizer.step()
+        session.step(samples=session.batch_size)
+
+
 def tensors(parameters: int) -> nn.Module:
     """Return a model of 20 tensors."""
     return nn.ParameterList(torch.zeros(parameters // 20) for _ in range(20))
@@ -78,5 +95,7 @@ if __name__ == "__main__":
         steps(given[0], int(given[1]))
     elif mode == "idle":
         idle(tensors(int(given[0])))
+    elif mode == "gradients":
+        gradients(float(given[0]))
     else:
         idle(adapted(int(given[0]), int(given[1])))
