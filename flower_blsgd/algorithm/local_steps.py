@@ -329,10 +329,11 @@ def _cut_share(policy: StepPolicy, participants: Sequence[Participant]) -> float
 class BalancedBatches(StepPolicy):
     """One step per worker, and batch sizes by throughput with a constant sum (``dlb``).
 
-    The shares follow the throughput of the last epoch; without known speeds they are equal. The
-    smallest batch is 2 samples.
+    The shares follow the throughput of the last epoch, and in the first one measured or given
+    speeds; without known speeds they are equal. The smallest batch is 2 samples.
     """
 
+    needs_speeds = True
     follows_speeds = True
     chooses_batches = True
 

@@ -56,6 +56,11 @@ def check_parts(
             'overlap = true does not work with momentum-buffers = "average", which waits for the '
             'momentum of all workers; use "keep"'
         )
+    if rebalance and policy.follows_speeds:
+        raise UsageError(
+            f"rebalance = true: {type(policy).__name__} follows the measured speeds in any case; "
+            "leave rebalance out"
+        )
     if rebalance and not policy.with_local_steps(1).needs_speeds:
         raise UsageError(
             f"rebalance = true needs steps that follow from speeds, not {type(policy).__name__}; "

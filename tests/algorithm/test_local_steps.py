@@ -136,7 +136,7 @@ def test_policies_say_which_speeds_they_need() -> None:
         (False, False),
         (True, False),
         (False, False),
-        (False, True),
+        (True, True),
         (True, False),
     ]
 

@@ -340,9 +340,9 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
         ({"rebalance": True}, "not SystemAwareSteps; use"),  # `strategy_of` gives a number
         (
             FROM_SPEEDS | {"local_steps": SameSteps(4)},
-            "needs steps that follow from speeds, not Sam",
+            'that follow from speeds, not SameSteps; use steps = "system-aware" and local-',
         ),
-        (FROM_SPEEDS | {"local_steps": BalancedBatches()}, 'use steps = "system-aware" and local-'),
+        (FROM_SPEEDS | {"local_steps": BalancedBatches()}, "in any case; leave rebalance out"),
         (FROM_SPEEDS | {"clock": "device"}, 'rebalance = true follows .*use clock = "wall"'),
         (FROM_SPEEDS, ""),
         ({"sampler": UnifiedSampler(), "selection": InfoBatch()}, r'InfoBatch.*use "separated"'),
