@@ -36,6 +36,7 @@ from .sums import SumOrder, SumReport
 from .training import (
     COUNTERS,
     MOMENTUM_POLICIES,
+    MOST_SKIPS,
     SLOTS,
     Average,
     Brings,

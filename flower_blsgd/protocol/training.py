@@ -43,6 +43,12 @@ Brings = Literal["model", "gradient", "skip"]
 no worker steps, because that of a worker overflowed.
 """
 
+MOST_SKIPS = 40
+"""Largest number of steps in a row that may be skipped because gradients overflow.
+
+A loss scale of 2^24 is then below 2^-16.
+"""
+
 _INDEX_DTYPE = np.dtype("<i4")
 _LOSS_DTYPE = np.dtype("<f4")
 _INDICES = "indices"

@@ -128,7 +128,7 @@ class Replica:
 
     def has_gradients(self) -> bool:
         """Return whether there are gradients, and all are finite."""
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        grads = self._gradients()
         return bool(grads) and bool(torch.stack([g.isfinite().all() for g in grads]).all())
 
     def unscale(self) -> bool:
@@ -138,10 +138,12 @@ class Replica:
         """
         its: Any = self._optimizer
         if (scale := getattr(its, "grad_scale", None)) is not None:
-            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-            torch._foreach_mul_(grads, scale.double().reciprocal().float())
+            torch._foreach_mul_(self._gradients(), scale.double().reciprocal().float())
             its.grad_scale = None
         return not getattr(its, "found_inf", False)
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.model.parameters() if p.grad is not None]
 
     def load_own_model(self, order: TrainOrder) -> bool:
         """Load the worker's own model that an order begins with; return whether there is one."""

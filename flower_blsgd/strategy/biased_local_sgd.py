@@ -29,12 +29,12 @@ from ..config import check_ranges
 from ..engines.mailbox import MailboxGrid
 from ..errors import UsageError
 from ..flower.array_records import view_record
-from ..protocol import Average, Keys, MomentumPolicy, TrainOrder
+from ..protocol import MOST_SKIPS, Average, Keys, MomentumPolicy, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
 from .budget import Budget
 from .checks import check_gradients, check_parts, why_no_hosts
 from .connector import Connector
-from .gradients import MOST_SKIPS, KeptModel
+from .gradients import KeptModel
 from .messages import Address
 from .patience import Patience
 from .plan_state import PlannerSettings

@@ -18,9 +18,6 @@ from .planner import Planner
 from .round import Outcome, Round
 from .workers import Worker
 
-MOST_SKIPS = 40
-"""Largest number of steps in a row that may be skipped: a scale of 2^24 is then below 2^-16."""
-
 
 @dataclass(eq=False)
 class KeptModel:

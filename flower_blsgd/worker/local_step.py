@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from ..devices.worker_spec import Precision
 from ..errors import is_out_of_memory
+from ..protocol import MOST_SKIPS
 from .batches import channels_last_images, inputs_and_targets, map_tensors, micro_batches
 from .step import (
     LOSS_SCALE,
-    MOST_SKIPS,
     Augment,
     LossScaler,
     SampleLoss,

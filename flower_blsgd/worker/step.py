@@ -99,9 +99,6 @@ def use_precision(precision: str, device: str | torch.device) -> None:
 LOSS_SCALE = 65_536.0
 """Scale of the loss in float16 at the start, as in torch."""
 
-MOST_SKIPS = 40
-"""Skipped steps in a row before an order fails; the scale is then below 1e-7."""
-
 
 class LossScaler:
     """Scale of the loss in float16, whose gradients would otherwise become zero.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
 from flower_blsgd import TrainOrder, TrainReport
+from flower_blsgd.worker.losses import cross_entropy
 from flower_blsgd.worker.model_io import state_record
 
 from ..in_process_grid import same_bits
@@ -23,6 +24,24 @@ def data() -> tuple[Tensor, Tensor]:
     """Return images of 3x6x6 and labels of four classes."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(NUM_SAMPLES, 3, 6, 6, generator=generator), torch.arange(NUM_SAMPLES) % 4
+
+
+def overflowing_loss(limit: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a loss whose backward pass overflows above a limit, as in a type with less range."""
+
+    class Overflowing(torch.autograd.Function):
+        @staticmethod
+        def forward(_: Any, outputs: Tensor) -> Tensor:
+            return outputs.clone()
+
+        @staticmethod
+        def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return torch.where(gradient.abs().amax() > limit, torch.inf, gradient)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(Overflowing.apply(outputs.float()), targets)  # type: ignore[no-untyped-call]
+
+    return loss
 
 
 def small_model(dropout: bool = False) -> nn.Module:

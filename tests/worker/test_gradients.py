@@ -16,7 +16,7 @@ from flower_blsgd.flower.array_records import tensors_of, view_record
 from flower_blsgd.protocol import ProtocolError
 from flower_blsgd.worker.model_io import state_record
 
-from .helpers import order_for
+from .helpers import order_for, overflowing_loss
 
 CLIP, RATES = 0.05, (0.5, 0.25, 0.125, 1.0)
 BATCHES = ((0, 1, 2, 3, 4, 5), (6, 7, 8))  # 2 : 1
@@ -173,20 +173,7 @@ def test_a_gradient_for_a_model_that_is_not_kept_is_refused() -> None:
 
 
 def test_float16_sends_finite_gradients_and_the_scale() -> None:
-    class Overflowing(torch.autograd.Function):
-        @staticmethod
-        def forward(_: Any, outputs: Tensor) -> Tensor:
-            return outputs.clone()
-
-        @staticmethod
-        def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-            return torch.where(gradient.abs().amax() > 3000.0, torch.inf, gradient)
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        outputs = Overflowing.apply(outputs.float())  # type: ignore[no-untyped-call]
-        return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-    worker = LocalSGD(model_of(), data(), loss, precision="float16")
+    worker = LocalSGD(model_of(), data(), overflowing_loss(3000.0), precision="float16")
     report = worker.run(order_of(1, state_record(model_of()), range(8)))
     assert report.skipped_steps == 2  # repeated here, so no other worker skips its step
     gradient = averaged([report])

@@ -33,6 +33,7 @@ from .helpers import (
     independent_model,
     independent_order,
     order_of,
+    overflowing_loss,
     same,
     small_model,
     warnings_in,
@@ -310,21 +311,8 @@ def test_float16_is_near_float32(micro: int) -> None:
 
 def test_step_that_overflows_is_counted_and_repeated_with_half_the_scale() -> None:
     """The backward pass overflows above 60, as a type with less range than float16 would."""
-
-    class Overflowing(torch.autograd.Function):
-        @staticmethod
-        def forward(_: Any, outputs: Tensor) -> Tensor:
-            return outputs.clone()
-
-        @staticmethod
-        def backward(_: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-            return torch.where(gradient.abs().amax() > 60.0, torch.inf, gradient)
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return cross_entropy(Overflowing.apply(outputs.float()), targets)  # type: ignore[no-untyped-call]
-
     order, context = independent_order(batch_size=8), RecordDict()
-    first = sgd_of(0, precision="float16", loss=loss)
+    first = sgd_of(0, precision="float16", loss=overflowing_loss(60.0))
     report = first.run(order, context)
     # A sample's largest gradient is 1/2 to 1 of an eighth of the scale. It begins with 2^16; with
     # 2^9, that is 32 to 64.
@@ -334,7 +322,7 @@ def test_step_that_overflows_is_counted_and_repeated_with_half_the_scale() -> No
     scale = context["momentum"]["grad-scaler"].numpy()
     assert scale.tolist() == [2.0 ** (16 - report.skipped_steps), order.local_steps]
     # Another process continues with this scale, and so does the same one.
-    for sgd in (sgd_of(0, precision="float16", loss=loss), first):
+    for sgd in (sgd_of(0, precision="float16", loss=overflowing_loss(60.0)), first):
         assert sgd.run(independent_order(2, batch_size=8), context).skipped_steps == 0
     scale = context["momentum"]["grad-scaler"].numpy()
     assert scale.tolist() == [2.0 ** (16 - report.skipped_steps), 3 * order.local_steps]
