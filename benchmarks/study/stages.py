@@ -55,7 +55,7 @@ class Comparison:
 
 _AVERAGES = ("rate", "steps", "weights")
 _OUTER = ("rate", "outer_rate", "outer_momentum")
-_SGD, _ADAMW = Setting(0.05, 16, weights="per-sample"), Setting(0.002, 4, weights="per-sample")
+_SGD, _ADAMW = Setting(0.1, 16, 8, "per-sample"), Setting(0.002, 4, weights="per-sample")
 _ON_LINK = Setting(0.002, 4, 32, accumulate=8)
 _LATE = {"overlap": True}
 _BEGINNING = {"steps": 8, "outer_rate": 1.0, "outer_momentum": 0.3}
@@ -83,7 +83,7 @@ COMPARISONS: Mapping[str, Comparison] = {
             Arm("models", "models", 4, (*_AVERAGES, "batch", "overlap"), "blocking"),
             Arm("ddp", "ddp", 4, ("rate", "batch", "sync_bn"), "ddp"),
         ),
-        *(15, 100, (100, 130), 10),
+        *(60, 100, (100, 130), 10),
     ),
     "python": Comparison(
         "python",
@@ -96,7 +96,7 @@ COMPARISONS: Mapping[str, Comparison] = {
             Arm("models", "models", 4, (*_AVERAGES, "overlap"), "blocking"),
             Arm("gradients", "gradients", 4, ("rate",), "gradients"),
         ),
-        *(15, 60, (60, 85), 6),
+        *(40, 60, (60, 85), 6),
     ),
     "slow-link": Comparison(
         "python",
@@ -106,7 +106,7 @@ COMPARISONS: Mapping[str, Comparison] = {
             Arm("blocking", "models", 2, ("rate", "steps"), _ON_LINK, {"accumulate": 1}),
             Arm("overlapped", "models", 2, ("rate", "steps", "wire"), "blocking", _LATE),
         ),
-        *(20, 60, (25, 70), 5),
+        *(40, 60, (25, 70), 5),
         link=True,
     ),
     "batch-16": Comparison(

@@ -33,7 +33,8 @@ _STATISTICS_SAMPLES, _STATISTICS_BATCH = 4096, 256
 
 LENGTH, WIDTH, LAYERS, HEADS, BYTES = 64, 128, 5, 4, 256
 LORA_RANK = 8
-TUNED_IMAGES, TESTED_BLOCKS = 10_000, 1024
+VALIDATED = 10_000
+TUNED_IMAGES, TESTED_BLOCKS = 40_000, 1024
 _LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 
 
@@ -41,7 +42,7 @@ _LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache_
 
 
 def images(data: str, model: str, max_samples: int) -> Task:
-    """Return CIFAR-10 with its test set; for tuning, two parts of 10,000 training images."""
+    """Return CIFAR-10 with its test set; for tuning, two parts of its training images."""
     part, _, folder = data.rpartition("@")
     if not part:
         return load_task("cifar10", folder, "resnet8", max_samples=max_samples)
@@ -49,7 +50,7 @@ def images(data: str, model: str, max_samples: int) -> Task:
     pixels, labels = every.train
     size = min(TUNED_IMAGES, max_samples or TUNED_IMAGES)
     order = generator(0, "study-images").permutation(len(labels))
-    train, test = np.sort(order[:size]), np.sort(order[size : 2 * size])
+    train, test = np.sort(order[:size]), np.sort(order[-min(size, VALIDATED) :])
     return replace(
         every,
         train=(pixels[train], labels[train]),
