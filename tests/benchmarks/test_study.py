@@ -171,9 +171,9 @@ def test_arms_are_tuned_compared_and_reported(tmp_path: Path) -> None:
     taken("images-tuning", rows, tuned)
     found = stages.Tuning("images", rows, stages.FULL).found
     # The rate moves with the batch, of which the first of equal values is kept.
-    assert found["alone", 1] == Setting(0.025, 16, weights="per-sample")
-    assert found["ddp", 4] == Setting(0.1, 16, weights="per-sample")
-    assert found["overlapped", 2] == Setting(0.025, 16, weights="per-sample", overlap=True)
+    assert found["alone", 1] == Setting(0.025, 16, 8, "per-sample")
+    assert found["ddp", 4] == Setting(0.1, 16, 8, "per-sample")
+    assert found["overlapped", 2] == Setting(0.025, 16, 8, "per-sample", overlap=True)
     assert not {row["seed"] for row in rows["images-tuning"]} & {1400, 1401}
 
     taken("images", rows, reached)
