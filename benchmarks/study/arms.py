@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 FAST_CORE, SLOW_CORE = 0, 1
 TUNING_SEEDS = (0, 1, 2)
+
+S = TypeVar("S")
+"""What an arm chooses, of a study."""
 
 
 @dataclass(frozen=True)
@@ -100,18 +103,18 @@ def neighbors(setting: Setting, choices: Iterable[str], gap: float) -> list[Sett
 
 
 def search(
-    start: Setting,
-    around: Callable[[Setting], Sequence[Setting]],
-    value: Callable[[Setting, int], float | None],
+    start: S,
+    around: Callable[[S], Sequence[S]],
+    value: Callable[[S, int], float | None],
     margin: float,
-) -> Setting | None:
+) -> S | None:
     """Return the setting that none of its neighbors is ahead of; None while runs are missing.
 
     Seed 0 leads to one, and all seeds go on from there. `value` of a setting and a seed is None if
     it is not known yet; larger is better. A neighbor that is further behind the best at seed 0 than
     `margin` gets no other seed, and it must be ahead by a quarter of that.
     """
-    best: Setting | None = start
+    best: S | None = start
     for seeds in (TUNING_SEEDS[:1], TUNING_SEEDS):
         while best and (ahead := _best(best, around(best), value, seeds, margin)) != best:
             best = ahead
@@ -119,12 +122,12 @@ def search(
 
 
 def _best(
-    center: Setting,
-    near: Sequence[Setting],
-    value: Callable[[Setting, int], float | None],
+    center: S,
+    near: Sequence[S],
+    value: Callable[[S, int], float | None],
     seeds: Sequence[int],
     margin: float,
-) -> Setting | None:
+) -> S | None:
     """Return the neighbor that is ahead of a setting, or itself; None while runs are missing."""
     if not near:
         return center

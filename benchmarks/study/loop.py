@@ -229,7 +229,7 @@ def _trained(settings: Settings, rank: Rank, batches: list[int]) -> dict[str, An
     if world > 1:
         distributed.barrier()
     began = time.perf_counter()
-    for samples in _dealt(rank.task.num_train, total, settings.seed):
+    for samples in dealt(rank.task.num_train, total, settings.seed):
         set_learning_rate(rank.optimizer, settings.rate * (1 - share))
         rank.step(samples[first : first + own])
         steps += 1
@@ -271,7 +271,7 @@ def _batches(settings: Settings, rank: Rank) -> list[int]:
     return [batch or fits for batch, fits in zip(batches, fitting, strict=True)]
 
 
-def _dealt(num_samples: int, total: int, seed: int) -> Iterator[Tensor]:
+def dealt(num_samples: int, total: int, seed: int) -> Iterator[Tensor]:
     """Yield the samples of each step, from an endless stream of permutations; all ranks agree."""
     left, number = np.empty(0, np.int64), 0
     while True:

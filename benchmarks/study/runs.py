@@ -36,7 +36,7 @@ _OTHER_SECONDS, _LINK_SECONDS = 10.0, 13.0
 _LONGEST_OTHER_SECONDS = 400.0
 """Start and evaluation never take longer, so a run that does hangs."""
 
-_ENVIRONMENT = {**os.environ, **ALLOCATOR, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, **ALLOCATOR, "PYTHONPATH": str(ROOT)}
 """The allocator's settings that workers of this project have make every loop a quarter faster."""
 
 
@@ -192,7 +192,7 @@ def done(
         for command in [*others, *commands]:
             with log.open("ab") as out:
                 process = subprocess.Popen(
-                    command, cwd=ROOT, env=_ENVIRONMENT, stdin=pipe, stdout=out, stderr=out
+                    command, cwd=ROOT, env=ENVIRONMENT, stdin=pipe, stdout=out, stderr=out
                 )
             processes.append(process)
         for process in processes[waited_for:]:

@@ -233,17 +233,22 @@ def loaded(settings: Mapping[str, Any], seed: int) -> Task:
     return load_task(*names, seed=seed, **options)
 
 
-def finished(task: Task, model: nn.Module) -> dict[str, float]:
-    """Recompute BatchNorm's statistics, and return what the model is worth on the test data.
+def recompute_statistics(task: Task, model: nn.Module) -> None:
+    """Recompute BatchNorm's statistics from training samples that are the same for all arms.
 
-    The training samples for them are the same for all arms, augmented as in training: statistics
-    of plain images cost the trained model one to four points.
+    They are augmented as in training: statistics of plain images cost the trained model one to four
+    points.
     """
     chosen = generator(0, "study-statistics").permutation(task.num_train)[:_STATISTICS_SAMPLES]
     source = BatchSource(task.train, torch.device("cpu"))
     inputs = (source.batch(part)[0] for part in torch.from_numpy(chosen).split(_STATISTICS_BATCH))
     draw = torch.Generator().manual_seed(derived_seed(0, "study-statistics"))
     update_bn((task.augment(one, draw) if task.augment else one for one in inputs), model)
+
+
+def finished(task: Task, model: nn.Module) -> dict[str, float]:
+    """Recompute BatchNorm's statistics, and return what the model is worth on the test data."""
+    recompute_statistics(task, model)
     size = task.evaluation_batch_size or 1024
     report = evaluate_sums(model, task.test, task.loss, task.metric, batch_size=size)
     found = {"loss": report.loss if math.isfinite(report.loss) else None}
