@@ -129,7 +129,8 @@ def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> Non
     printed = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("epoch ") for line in printed) == 6
     assert any(str(folder) in line for line in printed)
-    assert printed[-2].startswith("slow devices: 20.0% of the samples, 20.0% of the weight")
+    assert printed[-3].startswith("slow devices: 20.0% of the samples, ")
+    assert printed[-2].startswith("  to compare the accuracy without them: ")
     assert printed[-1].startswith(f"  slow-1 (cpu:{CORE}): best used for training (expected speed")
 
 

@@ -40,10 +40,19 @@ RUNS = "runs"
 LATEST = "latest"
 MODEL, BEST_MODEL = "model.safetensors", "best_model.safetensors"
 CHECKPOINTS = "checkpoint"
+MODEL_CARD = "README.md"
 
 _OWN_NAMES = {
     *("config.toml", "run.log", "rounds.jsonl", "epochs.csv", "summary.json", MODEL, BEST_MODEL),
-    *("learning_curve.png", "timeline.png", "sampling.png", "trace", "tensorboard", CHECKPOINTS),
+    *(
+        MODEL_CARD,
+        "learning_curve.png",
+        "timeline.png",
+        "sampling.png",
+        "trace",
+        "tensorboard",
+        CHECKPOINTS,
+    ),
 }
 
 
@@ -186,12 +195,17 @@ class RunFolder:
         with refused(f"{self.path} cannot be written to"):
             write_text(self.path / "rounds.jsonl", "".join(map(_line, records)))
             self.write_epochs(rows)
-            (self.path / "summary.json").unlink(missing_ok=True)
+            for name in ("summary.json", MODEL_CARD):
+                (self.path / name).unlink(missing_ok=True)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, whole or not at all."""
         text = json.dumps(to_json(dict(summary)), indent=2)
         write_text(self.path / "summary.json", text + "\n")
+
+    def write_model_card(self, text: str) -> None:
+        """Write the card of the model, whole or not at all."""
+        write_text(self.path / MODEL_CARD, text)
 
     def add_assets(self, assets: Mapping[str, Path]) -> None:
         """Copy the files that a saved model needs, each whole or not at all.

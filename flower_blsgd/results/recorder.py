@@ -24,6 +24,7 @@ from .events import EventWriter
 from .folder import RunFolder
 from .history import RunHistory
 from .metric import ACCURACY, Metric
+from .model_card import model_card
 from .progress import ProgressView
 from .round_totals import measured_figures
 from .run_log import RunLog, reason_of
@@ -173,6 +174,9 @@ class RunRecorder:
         if history.arrays is not None:
             self._save_model(history.arrays)
         self.log.attempt("summary.json", self.folder.write_summary, self.summary)
+        if history.arrays is not None:
+            card = model_card(self.summary, config, self.folder.path.name)
+            self.log.attempt("the model card", self.folder.write_model_card, card)
         for line in last_lines(self.summary, history.metrics, config, self.folder.path):
             self.say(line)
         if history.metrics.records:
@@ -206,6 +210,11 @@ class RunRecorder:
         draw_learning_curve(history.rows, title, curve, config.clock, history.metric)
         draw_timeline(history.metrics.records, title, path / "timeline.png")
         draw_sampling(history.rows, title, path / "sampling.png")
+
+    @property
+    def node_ids(self) -> set[int]:
+        """The nodes of the workers that have taken part."""
+        return {worker.address[0] for worker in self._strategy.registry.workers}
 
     def add_last_failures(self, failures: Mapping[int, Failure]) -> str:
         """Add failures after the end, by node, to the summary; return a line that names them."""

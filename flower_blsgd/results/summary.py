@@ -184,7 +184,8 @@ def last_lines(
     """
     lines = [final_line(summary, config, folder)]
     if metrics.records:
-        lines.append(f"slow devices: {_slow_devices(summary, metrics, config, folder)}")
+        brought, *compare = _slow_devices(summary, metrics, config, folder)
+        lines += [f"slow devices: {brought}", *(f"  {line}" for line in compare)]
         lines += [f"  {line}" for line in summary["slow_devices"]]
     if found := summary["async_evaluation"]:
         parts = [
@@ -206,26 +207,24 @@ def last_lines(
 
 def _slow_devices(
     summary: Mapping[str, Any], metrics: RunMetrics, config: RunConfig, folder: Path
-) -> str:
+) -> list[str]:
     """Answer "do my slow devices help?" as far as one run can."""
     if seconds := summary["summing_seconds"]:
-        return f"they only summed models, for {seconds:.2g} s in total"
+        return [f"they only summed models, for {seconds:.2g} s in total"]
     rows = (row for record in metrics.records for row in record.workers)
     slow = [row for row in rows if row.trained and not row.fast]
     if not slow:
-        return "none trained"
+        return ["none trained"]
+    samples = sum(row.num_examples for row in slow) / max(1, metrics.samples)
+    brought = f"{samples:.1%} of the samples"
     longer = metrics.longer_for_slow()
     if longer is None:
-        rounds = "whether rounds are longer is unknown (clock = device needs all speeds)"
-    else:
+        brought += "; what they bring is unknown (clock = device needs all speeds)"
+    elif samples < 1:
+        times = 1 / ((1 - samples) * (1 + longer))
         simulated = " (simulated devices)" if metrics.clock == "device" else ""
-        rounds = f"waiting for them makes rounds {longer:.0%} longer{simulated}"
-    samples = sum(row.num_examples for row in slow) / max(1, metrics.samples)
-    weight = sum(row.weight for row in slow) / len(metrics.records)
-    return (
-        f"{samples:.1%} of the samples, {weight:.1%} of the weight; {rounds}; to compare the "
-        f"accuracy without them: {_fast_only(config, folder)}"
-    )
+        brought += f", {times:.2f} times the samples per second of the fast ones alone{simulated}"
+    return [brought, f"to compare the accuracy without them: {_fast_only(config, folder)}"]
 
 
 def _fast_only(config: RunConfig, folder: Path) -> str:

@@ -496,7 +496,8 @@ def test_without_checkpoints_nothing_of_it_is_done() -> None:
     assert_results_of_an_interrupted_run(6)
     left = {path.name for path in Path("run").iterdir()}
     assert left - {"run.log"} == {
-        *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors")
+        *("config.toml", "rounds.jsonl", "epochs.csv", "summary.json", "model.safetensors"),
+        "README.md",
     }
     assert "has no checkpoint" in refusal(train, resume="run")
 

@@ -122,7 +122,7 @@ def test_page_of_a_run_is_whole_and_its_text_is_escaped(tmp_path: Path) -> None:
     assert f"{HOSTILE} on {HOSTILE}: test accuracy 87.50% after 2.0 s of training" in page.text
     # 48 of 240 samples were the slow one's; of 16 s of rounds 3 were spent waiting for it alone.
     assert (
-        "20.0% of the samples, 25.0% of the weight; waiting for them makes rounds 23% longer"
+        "20.0% of the samples, 1.02 times the samples per second of the fast ones alone"
         in page.text
     )
     assert str(tmp_path) not in page.source

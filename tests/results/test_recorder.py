@@ -42,7 +42,7 @@ from .records import SPEEDS, record, row, stats, two_rounds
 
 Start = Callable[..., "Run"]
 PICTURES = {"learning_curve.png", "timeline.png", "sampling.png"}
-ALL = {"rounds.jsonl", "epochs.csv", "model.safetensors", *PICTURES}
+ALL = {"rounds.jsonl", "epochs.csv", "model.safetensors", "README.md", *PICTURES}
 DATA = "1,437 training and 360 test samples"
 PROFILES = [
     WorkerProfile("cpu:0", tier="fast", partition_id=0),
@@ -340,7 +340,7 @@ def test_log_has_the_time_of_all_that_was_said_and_of_warnings(run: Run, start: 
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d", at) for at in times)
     warnings = ("flower_blsgd.strategy says 30", "flwr says 40")
     assert [line for line in lines if line not in warnings] == run.lines  # the header is the first
-    assert lines[-4:-2] == warnings
+    assert lines[-5:-3] == warnings
     later = start(name="later").recorder
     later.history.resumed, later.log.folder = [0], None
     later.say("resumed")
@@ -382,15 +382,33 @@ def test_log_ends_with_the_error_and_its_notes(
 
 
 def test_last_line_says_whether_slow_devices_help(run: Run) -> None:
-    """Of 16 s of rounds, 3 s were spent waiting for the slow one alone: 16 / 13 = 1.23."""
+    """In 16 s of rounds, of which 3 s were spent waiting for it alone: 13 / (16 x 0.8) = 1.02."""
     run.train(measured(0.75))
     run.finish()
-    assert run.lines[-2].startswith("done: test accuracy 75.00% after 16.8 s of training")
-    assert str(run.recorder.folder.path) in run.lines[-2]
-    assert run.lines[-1].startswith(
-        "slow devices: 20.0% of the samples, 25.0% of the weight; "
-        "waiting for them makes rounds 23% longer; "
+    done, brought, compare = run.lines[-3:]
+    assert done.startswith("done: test accuracy 75.00% after 16.8 s of training")
+    assert str(run.recorder.folder.path) in done
+    assert brought == (
+        "slow devices: 20.0% of the samples, 1.02 times the samples per second of the fast ones "
+        "alone"
     )
+    assert compare.startswith("  to compare the accuracy without them: ")
+
+
+def test_card_of_the_model_has_figure_devices_and_settings_but_no_paths(start: Start) -> None:
+    run = start(data="/home/somebody/images", learning_rate=0.25)
+    run.train(measured(0.75))
+    run.finish()
+    card = (run.recorder.folder.path / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: flower-blsgd\n")
+    for line in (
+        "| figure | test accuracy 75.00% |",
+        "| data | images |",
+        "| optimizer | sgd, learning rate 0.25, steps |",
+    ):
+        assert line in card.splitlines()
+    assert "| devices | cpu:0 fast, cuda:1 fast big card, cpu:2-3 slow |" in card.splitlines()
+    assert "somebody" not in card
 
 
 @pytest.mark.parametrize(
@@ -423,7 +441,7 @@ def test_accuracy_on_held_out_training_data_is_called_so(start: Start) -> None:
     run.train(measured(0.75))
     run.finish()
     assert any("  validation accuracy 75.00%  " in line for line in run.lines)
-    assert run.lines[-2].startswith("done: validation accuracy 75.00% after ")
+    assert run.lines[-3].startswith("done: validation accuracy 75.00% after ")
 
 
 def test_without_slow_devices_and_with_one_of_negligible_weight(run: Run) -> None:
@@ -496,14 +514,14 @@ def test_device_seconds_do_not_use_what_was_measured_on_all_at_once(
 @pytest.mark.parametrize(
     ("profiles", "words", "progress"),
     [
-        # The slow worker made the second round 4 s longer: 15 / 11 = 1.36. The fast one waits
-        # 4 of its 9 s, and is one of two.
+        # The slow worker made the second round 4 s longer: 11 / (15 x 0.8) = 0.92. The fast one
+        # waits 4 of its 9 s, and is one of two.
         (
             WITH_SPEEDS,
-            "waiting for them makes rounds 36% longer (simulated devices); ",
+            ", 0.92 times the samples per second of the fast ones alone (simulated devices)",
             "fast waits 22%, slow waits 0%",
         ),
-        (PROFILES, "whether rounds are longer is unknown", "  16 samples/s  0:0"),
+        (PROFILES, "what they bring is unknown", "  16 samples/s  0:0"),
     ],
 )
 def test_lines_on_the_device_clock(
