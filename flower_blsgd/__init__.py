@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from .protocol import WorkerProfile as WorkerProfile
     from .results.folder import EpochRow as EpochRow
     from .results.folder import scalars as scalars
+    from .session.first import main_first as main_first
     from .session.session import Session as Session
     from .session.session import join as join
     from .strategy.biased_local_sgd import BiasedLocalSGD as BiasedLocalSGD
@@ -94,6 +95,7 @@ _NAMES = {
     "hosts.several_devices": "several_devices",
     "protocol": "TrainOrder TrainReport WorkerProfile",
     "results.folder": "EpochRow scalars",
+    "session.first": "main_first",
     "session.session": "Session join",
     "strategy.biased_local_sgd": "BiasedLocalSGD",
     "strategy.budget": "Budget",

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import shlex
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ from .results.progress import ProgressView
 from .results.recorder import RunRecorder
 from .results.stopping import refuse_other_metric
 from .run import train_on
-from .session.script import MAIN_RANK
+from .session.script import MAIN_HAS_ENDED, MAIN_RANK, WORLD_SIZE
 from .strategy.budget import Budget
 from .strategy.messages import answer_of, read_answer, replies_to
 from .strategy.replies import ModelShape
@@ -53,8 +54,8 @@ _END_SECONDS = 300.0
 """Time for the threads, child processes and exit functions of scripts after the run."""
 
 _LATE = (
-    f"it has not called session.step within {_JOIN_SECONDS:.0f} s; call "
-    "flower_blsgd.join(model, optimizer), and session.step after every optimizer step"
+    f"it has not taken a step within {_JOIN_SECONDS:.0f} s; call flower_blsgd.join(model, "
+    "optimizer), and let this optimizer take the steps"
 )
 
 _EPOCH_SAMPLES = 50_000
@@ -84,6 +85,7 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
         RunFolder.refuse_unusable(config.out)  # before the scripts begin
     main = _main_rank(workers)
     logs = _WorkerLogs()
+    folder = tempfile.TemporaryDirectory(prefix="blsgd-")
     grid = LocalGrid(
         workers,
         _CLIENT_APP,
@@ -92,6 +94,8 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
             **config.to_run_config(),
             SCRIPT: shlex.join([script, *arguments]),
             MAIN_RANK: main,
+            WORLD_SIZE: len(workers),
+            MAIN_HAS_ENDED: str(Path(folder.name, "main-has-ended")),
         },
         on_line=logs.add,
         shown=main,
@@ -107,7 +111,7 @@ def launch(script: str, arguments: Sequence[str], config: RunConfig) -> RunRecor
     )
 
     try:
-        with grid:
+        with folder, grid:
             try:
                 return train_script(grid, config, view)
             finally:
@@ -145,6 +149,8 @@ def _end_scripts(grid: Grid, recorder: RunRecorder, arrays: ArrayRecord) -> None
     orders = [Message(RecordDict({ARRAYS: arrays}), n, QUERY_END) for n in grid.get_node_ids()]
     replies = replies_to(grid, orders, _JOIN_SECONDS)  # one may have started again
     answers = {n: answer_of(reply) for n, reply in replies.items()}
+    took_part = recorder.node_ids
+    answers = {n: a for n, a in answers.items() if n in took_part}
     taken = [n for n, a in answers.items() if not isinstance(a, Failure) or a.kind == "died"]
     replies = replies_to(grid, [Message(RecordDict(), n, QUERY_END) for n in taken], None)
     codes = grid.end_programs(_END_SECONDS) if isinstance(grid, LocalGrid) else {}

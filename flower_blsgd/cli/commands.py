@@ -28,8 +28,8 @@ blsgd run -c cifar10-smoke --workers "1x cuda:0 fast; 1x cpu:0-7 slow"
 launch (launch): train with your own script, which runs on every device
 
 Run a training script on every device of this machine, and average its models.
-The script calls flower_blsgd.join(model, optimizer), and session.step() after
-each optimizer.step().
+The script calls flower_blsgd.join(model, optimizer), and trains until
+session.done.
 
 # train on two GPUs, until both together have trained on 500,000 samples
 blsgd launch --workers "1x cuda:0 fast; 1x cuda:1" --samples 500000 train.py

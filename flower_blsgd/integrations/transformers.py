@@ -160,8 +160,6 @@ class BlsgdCallback(TrainerCallback):
                 f"Trainer: the checkpoint is at step {state.global_step} of {state.max_steps}, the "
                 "end of the learning-rate schedule; raise max_steps or num_train_epochs"
             )
-        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-            optimizer = inner  # out of the wrapper of accelerate
         model = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
         self.session = session = join(model, optimizer)
         set_seed(session.seed % 2**32)

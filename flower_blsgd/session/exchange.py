@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
@@ -163,6 +164,9 @@ class ThisProcess:
     has_script: bool = False
     exchange: Exchange | None = None
     has_joined: bool = False
+    main_has_ended: Path | None = None
+    """File that appears when the main worker's script has ended; None on SuperNodes."""
+    main_first_blocks: int = 0
 
 
 HERE = ThisProcess()

@@ -131,6 +131,10 @@ class Replica:
         grads = self._gradients()
         return bool(grads) and bool(torch.stack([g.isfinite().all() for g in grads]).all())
 
+    def has_any_gradient(self) -> bool:
+        """Return whether there are gradients."""
+        return bool(self._gradients())
+
     def unscale(self) -> bool:
         """Divide the gradients by the scale of a GradScaler that leaves it to a fused optimizer.
 

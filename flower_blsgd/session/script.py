@@ -3,6 +3,7 @@
 It runs as ``__main__`` in the main thread. Messages arrive in another thread.
 """
 
+import contextlib
 import os
 import runpy
 import shlex
@@ -25,6 +26,12 @@ from .exchange import HERE, Exchange
 
 MAIN_RANK = "main-rank"
 """Key of the run config: the main worker that `launch` chose; on SuperNodes, partition 0."""
+
+WORLD_SIZE = "world-size"
+"""Key of the run config: the number of workers, from `launch`."""
+
+MAIN_HAS_ENDED = "main-has-ended"
+"""Key of the run config: see `ThisProcess`; from `launch`."""
 
 _started: Future[Exchange] = Future()
 """The exchange of this process, made by its main thread."""
@@ -55,6 +62,12 @@ def run_script(context: Context) -> None:
         seed, batch_size = int(config["seed"]), int(config["batch-size"])
         is_main = rank == int(config.get(MAIN_RANK, 0))
         exchange = HERE.exchange = Exchange(worker, rank, seed, batch_size, is_main)
+        # Not RANK and WORLD_SIZE: with these, other libraries would make a process group.
+        os.environ["BLSGD_RANK"] = str(rank)
+        os.environ["BLSGD_DEVICE"] = worker.torch_device
+        if WORLD_SIZE in config:
+            os.environ["BLSGD_WORLD_SIZE"] = str(config[WORLD_SIZE])
+            HERE.main_has_ended = Path(str(config[MAIN_HAS_ENDED]))
     except Exception as error:  # such as a missing device
         _started.set_exception(error)
         raise
@@ -77,6 +90,10 @@ def run_script(context: Context) -> None:
             raise
     else:
         exchange.end(None)
+    finally:
+        if is_main and HERE.main_has_ended is not None:
+            with contextlib.suppress(OSError):
+                HERE.main_has_ended.touch()
 
 
 def _run_as_python(script: str, *arguments: str) -> None:

@@ -2,10 +2,12 @@
 
 import contextlib
 import operator
+import sys
 import time
 from collections.abc import Callable, Iterator, Sized
 from concurrent.futures import Future
-from typing import Any, SupportsIndex
+from threading import Timer
+from typing import Any, Literal, SupportsIndex
 
 import torch
 from flwr.app import ArrayRecord
@@ -26,6 +28,8 @@ from .sampler import SessionSampler
 
 _BATCH_SIZE = 16
 """Default of the setting ``batch-size``."""
+
+_REMINDER_SECONDS = 60.0
 
 
 def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
@@ -50,7 +54,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
     Returns
     -------
     Session
-        The session. Call its `step` after every step of the optimizer.
+        The session. It counts the steps of the optimizer, each of `Session.batch_size` samples. If
+        the batches differ, or losses choose the samples, call its `step` after every step.
 
     Raises
     ------
@@ -68,12 +73,13 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer) -> "Session":
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            session.step(samples=len(batch))
             if session.done:
                 break
     """
     if HERE.has_joined:
         raise UsageError("join was called twice; a script has one session, so keep the first one")
+    while type(optimizer).__module__.startswith("accelerate."):
+        optimizer = optimizer.optimizer  # type: ignore[attr-defined]
     check_model(model, values=HERE.exchange is not None)
     check_optimizer(model, optimizer)
     HERE.has_joined = True
@@ -135,6 +141,21 @@ class Session:
         self._hook: RemovableHandle | None = None
         self._has_stepped = False
         self._result: Future[Any] | None = None
+        self._counted_by: Literal["", "calls", "steps"] = ""
+        """What counts as a step: calls of `step`, or steps of the optimizer; empty if unknown."""
+        self._unknown_steps = 0
+        """Steps of the optimizer before that is known."""
+        self._in_step = False
+        self._left_out = False
+        """Whether the last gradient has overflowed, so that a GradScaler leaves the step out."""
+        self._hooks: list[RemovableHandle] = []
+        self._reminder = Timer(_REMINDER_SECONDS, self._remind)
+        if exchange is not None and hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            self._hooks.append(optimizer.register_step_pre_hook(self._know_before_step))
+            self._hooks.append(optimizer.register_step_post_hook(self._count_step))
+        if exchange is not None and not self._only_evaluates:
+            self._reminder.daemon = True
+            self._reminder.start()
         self._sampler: SessionSampler | None = None
         self._evaluation: Evaluation | None = None
         self._schedulers: list[torch.optim.lr_scheduler.LambdaLR] = []
@@ -145,6 +166,7 @@ class Session:
         """Note a step of the optimizer; after the last local step of a round, average.
 
         It then sends the model to the launcher, waits for the other workers, and loads the average.
+        A script calls it after every step, or never; then each step of the optimizer is noted.
 
         Parameters
         ----------
@@ -159,8 +181,9 @@ class Session:
         ValueError
             If `samples` is below 1 or no integer, or `losses` has another size.
         UsageError
-            If a parameter was frozen or unfrozen since `join`, or `samples` is above `batch_size`
-            while `sampler` gives the samples.
+            If a parameter was frozen or unfrozen since `join`, `samples` is above `batch_size`
+            while `sampler` gives the samples, or the optimizer took two steps without a call
+            before.
         """
         samples = _whole("step: samples", samples, least=1)
         if losses is not None and losses.shape != (samples,):
@@ -169,6 +192,58 @@ class Session:
             )
         if self._exchange is None or self.done:
             return
+        if self._counted_by == "steps":
+            raise UsageError(
+                "session.step: the optimizer took two steps without it, so its steps are counted; "
+                "call session.step after every step of the optimizer, or never"
+            )
+        self._counted_by = "calls"
+        self._note_step(samples, losses)
+
+    def _know_before_step(self, *_: Any) -> None:
+        """Know from the second step that the script does not call `step`; note the first one."""
+        self._in_step = True
+        if self._counted_by or not self._unknown_steps or not self._is_ready or self.done:
+            return
+        self._counted_by = "steps"
+        order = self.order
+        self._note_step(self.batch_size)
+        if self.order is not order and not self._averages_gradients:
+            self._replica.drop_gradients()  # they are those of the model before the average
+
+    def _count_step(self, *_: Any) -> None:
+        """Note a step of the optimizer, if they are counted.
+
+        Before the first order, the first two steps are those of this script's own model. A step
+        without gradients, or within the step of a derived class, is none.
+        """
+        if not self._in_step or self.done:
+            return
+        self._in_step = False
+        if not self._counted_by and self._replica.has_any_gradient():
+            self._unknown_steps += 1
+            if self._unknown_steps > 1:
+                self._counted_by = "steps"
+        if self._counted_by != "steps":
+            return
+        if self._sampler is not None and self._sampler.by_loss:
+            raise UsageError(
+                "session.sampler(dataset, by_loss=True) needs the losses: call "
+                "session.step(samples=..., losses=...) after every step of the optimizer"
+            )
+        self._note_step(self.batch_size)
+
+    def _remind(self) -> None:
+        """Say that no step has been counted, if that is so."""
+        if not self._counted_by and not self._unknown_steps and not self.done:
+            sys.stderr.write(
+                f"worker {self.rank}: no step was counted in {_REMINDER_SECONDS:.0f} s since "
+                "flower_blsgd.join; if it trains, give join the optimizer that takes the steps, or "
+                "call session.step after each\n"
+            )
+
+    def _note_step(self, samples: int, losses: Tensor | None = None) -> None:
+        self._reminder.cancel()
         if not self._is_ready:  # this step began with this script's own model, and does not count
             self._replica.undo_steps()
             self._begin(samples)
@@ -210,6 +285,9 @@ class Session:
         gradients are clipped, so that the average is clipped. With a GradScaler, call its
         ``unscale_`` first.
         """
+        self._know_before_step()
+        if self._left_out and self._counted_by != "calls" and not self._has_stepped:
+            self._end_step()  # that of the last step
         if self._averages_gradients and self._next_steps is None:
             self._exchange_gradient(self._replica.has_gradients())
 
@@ -226,6 +304,9 @@ class Session:
 
     def close(self) -> None:
         """Leave the run; without it, the script leaves when it ends."""
+        self._reminder.cancel()
+        for hook in self._hooks:
+            hook.remove()
         if self._exchange is not None and not self.done:
             self._exchange.end(None)
         self.done, HERE.has_joined = True, False
@@ -352,6 +433,7 @@ class Session:
     def _begin(self, batch_size: int) -> None:
         """Say that this script is ready, and wait for the first order."""
         assert self._exchange is not None
+        self._unknown_steps = 0
         evaluation = self._evaluation
         if self._only_evaluates and evaluation is None:
             raise UsageError(
@@ -481,6 +563,7 @@ class Session:
         """
         current = self._steps
         assert current is not None
+        self._left_out = not is_finite
         if is_finite:
             current.note(current.order.batch_size, None)
         else:
@@ -500,7 +583,8 @@ class Session:
                     "finite; with accumulated gradients, call it once per step of the optimizer"
                 )
             self._exchange_gradient(is_finite=False)
-        self._steps, self._next_steps, self._has_stepped = self._next_steps, None, False
+        self._steps, self._next_steps = self._next_steps, None
+        self._has_stepped = self._left_out = False
         if self._steps is None:
             return
         if not self._steps.order.local_steps:

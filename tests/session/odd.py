@@ -58,7 +58,13 @@ def main(oddities: set[str]) -> None:
     rank = HERE.exchange.rank if HERE.exchange else 0
     if "raise" in oddities:
         raise ValueError("no data")
+    if "begin" in oddities and rank == 1:
+        raise OSError("no such card")
     if "spawn" in oddities:
+        assert os.environ["BLSGD_RANK"] == str(rank)
+        time.sleep(1.0 if rank == 0 else 0.0)
+        with flower_blsgd.main_first(), open("first", "a") as file:
+            file.write(f"{rank} of {os.environ['BLSGD_WORLD_SIZE']}\n")
         process = multiprocessing.get_context("spawn").Process(target=int)
         process.start()
         process.join()

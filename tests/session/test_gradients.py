@@ -54,6 +54,15 @@ def plain(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) ->
     session.step(samples=len(chosen))
 
 
+def counted(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) -> None:
+    """Without a call after the step, and clipped."""
+    optimizer.zero_grad()
+    loss_of(model, chosen).backward()
+    session.average_gradients()
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimizer.step()
+
+
 def clipped(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) -> None:
     optimizer.zero_grad()
     loss_of(model, chosen).backward()
@@ -210,7 +219,8 @@ def furthest(arrays: ArrayRecord, model: nn.Module) -> float:
 
 
 @pytest.mark.parametrize(
-    ("do", "clip"), [(plain, 0), (clipped, CLIP), (accumulated, 0), (in_closure, 0)]
+    ("do", "clip"),
+    [(plain, 0), (clipped, CLIP), (accumulated, 0), (in_closure, 0), (counted, CLIP)],
 )
 @pytest.mark.parametrize("make", [sgd, adamw])
 def test_two_scripts_are_one_process_with_both_batches(do: Do, clip: float, make: Any) -> None:
@@ -220,7 +230,8 @@ def test_two_scripts_are_one_process_with_both_batches(do: Do, clip: float, make
     for script, report in zip(scripts, reports, strict=True):
         assert furthest(report.arrays, model) < 1e-6
         assert furthest(state_record(script.model), model) < 1e-6
-        assert script.changed == [True] * STEPS  # the model is the averaged one after each step
+        # The model is the averaged one after each step.
+        assert script.changed == [do is not counted, *[True] * (STEPS - 1)]
     first, second = (tensors_of(report.momentum or ArrayRecord()) for report in reports)
     assert first
     assert all(np.array_equal(first[name], second[name]) for name in first)
@@ -238,7 +249,16 @@ def test_the_rate_of_a_step_is_that_of_its_own_order() -> None:
     assert furthest(reports[0].arrays, one_process(adamw, rates=rates)) < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["in the step", "before the step", "fused", "zeroed at once"])
+_OVERFLOWS = (
+    "in the step",
+    "before the step",
+    "before the step, counted",
+    "fused",
+    "zeroed at once",
+)
+
+
+@pytest.mark.parametrize("kind", _OVERFLOWS)
 def test_an_overflow_of_one_skips_the_step_of_all(kind: str) -> None:
     """The gradients of the script of rank 1 overflow in its step 2, from 0."""
     make = fused if kind == "fused" else adamw
@@ -252,7 +272,7 @@ def test_an_overflow_of_one_skips_the_step_of_all(kind: str) -> None:
             optimizer.zero_grad()
             overflow = torch.inf if step == 2 and rank == 1 else 1.0
             scaler.scale(loss_of(model, chosen) * overflow).backward()
-            if kind == "before the step":
+            if kind.startswith("before"):
                 scaler.unscale_(optimizer)
                 session.average_gradients()
                 nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -260,7 +280,8 @@ def test_an_overflow_of_one_skips_the_step_of_all(kind: str) -> None:
             scaler.update()
             if kind == "zeroed at once":
                 optimizer.zero_grad()
-            session.step(samples=len(chosen))
+            if not kind.endswith("counted"):
+                session.step(samples=len(chosen))
             step += 1
             assert scaler.get_scale() == (128.0 if rank == 1 and step > 2 else 256.0)
 
@@ -268,7 +289,7 @@ def test_an_overflow_of_one_skips_the_step_of_all(kind: str) -> None:
 
     scripts = [Script(rank, does(rank), make) for rank in range(2)]
     reports = train(scripts)
-    model = one_process(make, CLIP if kind == "before the step" else 0.0, left_out=[2])
+    model = one_process(make, CLIP if kind.startswith("before") else 0.0, left_out=[2])
     for script in scripts:
         assert furthest(state_record(script.model), model) < 1e-6
     assert furthest(reports[0].arrays, model) < 1e-6
@@ -295,12 +316,6 @@ def test_a_script_that_is_given_a_model_meanwhile_continues_with_it() -> None:
 def without_step(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) -> None:
     loss_of(model, chosen).backward()
     session.step(samples=len(chosen))
-
-
-def two_steps(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) -> None:
-    loss_of(model, chosen).backward()
-    optimizer.step()
-    optimizer.step()
 
 
 class Twice(torch.optim.SGD):
@@ -333,7 +348,6 @@ def chosen_by_server(session: Session, _: Any) -> None:
     ("do", "make", "prepare", "told"),
     [
         (without_step, adamw, None, "session.step was called without a step of the optimizer"),
-        (two_steps, adamw, None, "averaged once between two calls of session.step"),
         (in_closure, twice, None, "evaluates its closure once"),
         (plain, adamw, by_loss, "without by_loss"),
         (plain, adamw, chosen_by_server, "sampler=uniform without selection"),

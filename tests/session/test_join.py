@@ -112,7 +112,7 @@ def test_metric_that_the_function_does_not_return_is_refused() -> None:
 def test_script_that_does_not_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_JOIN_SECONDS", 0.01)
     line = refusal(workload, lambda message, _: None, OTHER)
-    assert line.startswith("train.py failed in the main worker: it has not called session.step")
+    assert line.startswith("train.py failed in the main worker: it has not taken a step within")
     assert "no node has partition-id=0" in refusal(workload, OTHER, OTHER)
 
 

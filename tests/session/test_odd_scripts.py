@@ -89,6 +89,9 @@ def test_only_the_work_of_odd_workers_is_lost_and_they_end_as_with_python() -> N
     lines = (folder / "rounds.jsonl").read_text().splitlines()
     assert {json.loads(line)["learning_rate"] for line in lines} == {odd.LEARNING_RATE}
 
+    begun = Path("first").read_text().splitlines()
+    assert begun[0] == "0 of 3"
+    assert sorted(begun) == ["0 of 3", "1 of 3", "2 of 3"]
     real = Path(odd.__file__).parent
     for rank in range(3):
         for what in ("unclosed", "finalize", "atexit", "thread"):
@@ -100,6 +103,15 @@ def test_only_the_work_of_odd_workers_is_lost_and_they_end_as_with_python() -> N
     shown = Path(folder, "worker-1.log").read_text()
     assert "OSError: [Errno 28] No space left on device" in shown
     assert "at exit 1" in shown
+
+
+def test_a_worker_whose_script_fails_before_its_first_order_is_a_failure() -> None:
+    run = launched("begin", min_workers=1)
+    assert run.summary["rounds"] == 30
+    first = run.summary["failures"][0]
+    assert (first["round"], first["kind"]) == (0, "raised, starting")
+    assert first["worker"].startswith("fast-2 ")
+    assert "no such card" in first["reason"]
 
 
 def test_a_module_runs_as_with_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,16 @@ class Script:
             raise self.error
 
 
+def told(function: Callable[[Session], None], done: threading.Event) -> Callable[[Session], None]:
+    """Return a method that sets an event at its end."""
+
+    def method(self: Session) -> None:
+        function(self)
+        done.set()
+
+    return method
+
+
 def weight_of(report: TrainReport) -> float:
     return float(next(iter(report.arrays.values())).numpy().item())
 
@@ -197,6 +207,111 @@ def test_samples_of_the_steps_are_reported_whatever_the_batch_size_of_the_order(
     report = script.train(order_of(steps=2))
     assert (report.num_examples, report.completed_steps, len(report.losses)) == (12, 2, 0)
     script.finish()
+
+
+def take_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Take a step of -0.1."""
+    optimizer.zero_grad()
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+
+
+def test_a_script_that_calls_nothing_trains() -> None:
+    def main() -> None:
+        model = model_of(100.0)
+        session = join(model, optimizer := sgd(model))
+        while not session.done:
+            take_step(model, optimizer)
+
+    script = Script(main)
+    report = script.train(order_of(1, steps=3, value=5.0))
+    # The two steps before the first order began with the script's own model, and do not count.
+    assert weight_of(report) == pytest.approx(4.7)
+    assert (report.completed_steps, report.num_examples) == (3, 3 * BATCH)
+    assert weight_of(script.train(order_of(2, steps=1, value=7.0))) == pytest.approx(6.9)
+    script.finish(value=42.0)
+
+
+def test_a_script_with_the_sampler_that_calls_nothing_trains() -> None:
+    def main() -> None:
+        model = model_of(100.0)
+        session = join(model, optimizer := sgd(model))
+        for _ in loader_of(session):  # waits for the first order
+            take_step(model, optimizer)
+            if session.done:
+                break
+
+    script = Script(main)
+    report = script.train(order_of(1, steps=2, value=5.0))
+    assert weight_of(report) == pytest.approx(4.8)
+    assert weight_of(script.train(order_of(2, steps=2, value=7.0))) == pytest.approx(6.8)
+    script.finish()
+
+
+def test_losses_that_choose_samples_are_demanded() -> None:
+    def main() -> None:
+        model = model_of()
+        session = join(model, optimizer := sgd(model))
+        for _ in loader_of(session, by_loss=True):
+            take_step(model, optimizer)
+
+    line = refusal(Script(main).train, order_of(steps=3, stream_stride=0))
+    assert line.startswith("session.sampler(dataset, by_loss=True) needs the losses")
+
+
+def test_a_step_within_a_step_counts_once() -> None:
+    class Inner(torch.optim.SGD):
+        """Its parent's step is hooked, too, once there has been one of the parent's."""
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step(closure)
+
+    def main() -> None:
+        model = model_of()
+        sgd(model)
+        session = join(model, optimizer := Inner(model.parameters(), lr=0.1))
+        while not session.done:
+            take_step(model, optimizer)
+            session.step(samples=BATCH)
+
+    script = Script(main)
+    report = script.train(order_of(1, steps=2, value=5.0))
+    assert (weight_of(report), report.completed_steps) == (pytest.approx(4.8), 2)
+    script.finish()
+
+
+def test_steps_are_counted_or_called_not_both() -> None:
+    def main() -> None:
+        model = model_of()
+        session = join(model, optimizer := sgd(model))
+        take_step(model, optimizer)
+        take_step(model, optimizer)
+        session.step(samples=BATCH)
+
+    line = refusal(Script(main).train, order_of(steps=2))
+    assert line.startswith("session.step: the optimizer took two steps without it")
+
+
+def test_a_script_whose_steps_are_not_counted_is_reminded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flower_blsgd.session.session._REMINDER_SECONDS", 0.01)
+    monkeypatch.setattr("flower_blsgd.session.session.Timer", threading.Timer)
+    reminded = threading.Event()
+    monkeypatch.setattr(Session, "_remind", told(Session._remind, reminded))
+
+    def main() -> None:
+        model = model_of()
+        session = join(model, sgd(model))
+        assert reminded.wait(30)
+        session.step(samples=BATCH)
+        session.step(samples=BATCH)
+
+    script = Script(main)
+    script.train(order_of(steps=1))
+    script.finish()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("worker 1: no step was counted in 0 s since flower_blsgd.join")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
