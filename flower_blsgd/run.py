@@ -236,7 +236,7 @@ def _note_ignored_settings(
 
 def precision_note(precision: str, workers: Sequence[WorkerSpec]) -> str:
     """Return a line about cards that have bfloat16 and train in float32; empty without them."""
-    training = [w for w in workers if w.role == "train" and w.device != "cpu"]
+    training = [w for w in workers if w.role == "train" and w.device != "cpu" and not w.python]
     plain = {w.device for w in training if (w.precision or precision) == "float32"}
     cards = sorted(device for device in plain if accelerator_of(device).has_bfloat16)
     if not cards:

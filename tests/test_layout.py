@@ -249,7 +249,9 @@ OUR_OWN_PIPE = {
     "flower_blsgd.worker.loader",  # a DataLoader's processes
     *(
         f"flower_blsgd.engines.local.{name}"
-        for name in ("fork_server", "grid", "shared_memory", "shipping", "worker_process")
+        for name in (
+            *("elsewhere", "fork_server", "grid", "shared_memory", "shipping", "worker_process"),
+        )
     ),
 }
 

@@ -6,6 +6,7 @@ import importlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
@@ -204,9 +205,20 @@ def _run(options: argparse.Namespace) -> None:
 def add_devices(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``blsgd devices``."""
     add_workers(command)
+    command.add_argument(
+        "--python", metavar="PATH", help="another interpreter: list what its torch sees"
+    )
 
 
 def _devices(options: argparse.Namespace) -> None:
+    if options.python:
+        from ..devices.interpreter import interpreter
+
+        python = os.path.expanduser(options.python)
+        interpreter(python)  # refuses one that cannot be used
+        words = [python, "-P", "-m", "flower_blsgd", "devices"]
+        words += ["--workers", options.workers] if options.workers else []
+        raise SystemExit(subprocess.run(words, check=False).returncode)
     from rich.console import Console
     from rich.table import Table
 

@@ -153,6 +153,7 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
     for i, (group, port) in enumerate(zip(groups, _free_ports(len(groups)), strict=True)):
         several = f"-{i}" if len(groups) > 1 else ""
         config: dict[str, object] = dict(group[0].to_node_config(workers))
+        config.pop("python", None)  # the SuperNode itself is of this interpreter
         together = len(group) > 1
         if together:
             config = {"devices": devices}
@@ -179,7 +180,7 @@ def node_commands(options: argparse.Namespace, workers: Sequence[WorkerSpec]) ->
                 str(config.get("name", i)),
                 tuple(arguments),
                 tuple(pinned),
-                _environment({} if together else environment(group[0], workers=workers)),
+                _environment(group, workers),
                 str(keys[i]) if keys else "KEY",
             )
         )
@@ -199,9 +200,15 @@ def _script(text: str) -> str:
     return shlex.join([script, *arguments])
 
 
-def _environment(pinning: Mapping[str, str]) -> dict[str, str]:
+def _environment(group: Sequence[WorkerSpec], workers: Sequence[WorkerSpec]) -> dict[str, str]:
+    """Return the environment of a SuperNode for a group of all workers."""
+    alone = len(group) == 1
+    pinning = environment(group[0], workers=workers) if alone else {}
     # flower-supernode looks for flower-superexec, and that for flwr-clientapp, in PATH.
-    path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    python = (alone and group[0].python) or sys.executable
+    if python != sys.executable and not Path(python).with_name("flower-supernode").is_file():
+        raise UsageError(f"workers: python={python}: its folder has no flower-supernode")
+    path = [str(Path(python).parent), os.environ.get("PATH", os.defpath)]
     defaults = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "PYTHONUNBUFFERED": "1"}
     return {**defaults, **os.environ, **pinning, "PATH": os.pathsep.join(path)}
 

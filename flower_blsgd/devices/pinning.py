@@ -56,6 +56,8 @@ def environment(
 def pinned(worker: WorkerSpec, threads: int = 0) -> Iterator[None]:
     """Pin the calling thread to a worker's device and cores, and set torch's threads, in a block.
 
+    Provisional: may change in any minor version.
+
     ``device="cuda"`` is then the worker's card. All are restored afterwards, because one process
     may serve several workers in turn, as Ray's actors do. On systems without affinity (macOS), the
     cores are not set. UsageError if the device refuses.

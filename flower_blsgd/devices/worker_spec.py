@@ -14,6 +14,7 @@ import functools
 import itertools
 import logging
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from ..errors import UsageError, nearest
+from .interpreter import differences, interpreter
 from .machine import Machine, format_ids, this_machine, torch_device
 
 _LOG = logging.getLogger(__name__)
@@ -41,11 +43,16 @@ _NUMBER = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?")
 
 
 def _row(
-    default: float | str, key: str, meaning: str, least: float = 0, choices: Sequence[str] = ()
+    default: float | str,
+    key: str,
+    meaning: str,
+    least: float = 0,
+    choices: Sequence[str] = (),
+    optional: bool | str = True,
 ) -> Any:
-    """Declare a row of the table; see `Option`."""
+    """Declare a row of the table; see `Option`. `optional` is for profiles, see `fields`."""
     row = functools.partial(Option, key, default, meaning, least, tuple(choices))
-    return field(default=default, metadata={"key": key, "row": row, "optional": True})
+    return field(default=default, metadata={"key": key, "row": row, "optional": optional})
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,13 @@ class WorkerOptions:
         "", "name", "name in logs and results; identifies the worker when it reconnects"
     )
 
+    python: str = _row(
+        "",
+        "python",
+        "interpreter of the worker's process, for example of an environment with another torch",
+        optional="unwritten",
+    )
+
     def given_options(self) -> dict[str, bool | float | int | str]:
         """Return the options that are given, by key."""
         values = {option.key: getattr(self, option.field) for option in OPTIONS.values()}
@@ -180,7 +194,8 @@ class WorkerSpec(WorkerOptions):
     ) -> dict[str, bool | float | int | str]:
         """Return the config of a node that runs this worker, one of the `workers` of a machine."""
         config = {"device": self.device_with_cores, **self.given_options()}
-        on_device = sum(other.device == self.device != "cpu" for other in workers)
+        same = (other for other in workers if other.python == self.python)
+        on_device = sum(other.device == self.device != "cpu" for other in same)
         return config | ({WORKERS_ON_DEVICE: on_device} if on_device > 1 else {})
 
 
@@ -193,6 +208,19 @@ def check_workers_of_script(workers: Sequence[WorkerSpec]) -> None:
     for worker in workers:
         if worker.precision:
             raise UsageError(f"workers: precision={worker.precision}: a script decides this itself")
+
+
+OWN_PYTHON = "BLSGD_PYTHON"
+"""Environment variable of a worker's process: the ``python=`` with which it was started."""
+
+
+def check_python(worker: WorkerSpec) -> None:
+    """Raise UsageError if a worker's process has not been started by its ``python=``."""
+    if worker.python not in ("", os.environ.get(OWN_PYTHON)):
+        raise UsageError(
+            f"python={worker.python}: only blsgd and nodes with several devices start a worker of "
+            "another interpreter; start this SuperNode in that environment"
+        )
 
 
 # --- node configs -----------------------------------------------------------------------------
@@ -332,6 +360,7 @@ def cores_note(workers: Sequence[WorkerSpec], machine: Machine | None = None) ->
         notes.append(f"the CPU workers leave {len(others)} of {num_cores} cores: {need}")
     elif is_auto and not owners:
         notes.append(f"{num_cores} CPU cores are too few for a worker that evaluates: {need}")
+    notes += [differences(p) for p in dict.fromkeys(w.python for w in workers) if p]
     return "\n".join(f"note: {note}" for note in notes if note)
 
 
@@ -386,6 +415,8 @@ def _parse_group(text: str, part: str, position: int) -> _Group:
         if option.field in given:
             raise refuse(word, start, "each option once")
         given[option.field] = read
+    if "python" in given:  # a link to an interpreter names its environment
+        given["python"] = os.path.abspath(os.path.expanduser(given["python"]))
     return _Group(count, ids, WorkerSpec(kind, **given))
 
 
@@ -443,6 +474,10 @@ def _check_device(worker: WorkerSpec, machine: Machine) -> None:
             f"workers: core {missing[0]} of cpu:{missing[0]} is not available; "
             f"this process may use cores {format_ids(machine.cores)}"
         )
+    if worker.python:
+        if refusal := interpreter(worker.python).refusal(worker.device):
+            raise UsageError(f"workers: python={worker.python}: {refusal}")
+        return
     if worker.device != "cpu" and not machine.has_accelerator(worker.device):
         have = ", ".join(["cpu", *machine.accelerators])
         raise UsageError(

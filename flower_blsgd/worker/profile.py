@@ -14,6 +14,7 @@ from flwr.app import Context, Message
 from ..algorithm.averaging import weighted_average
 from ..devices.worker_spec import (
     WorkerSpec,
+    check_python,
     parse_workers,
     warn_of_unknown_keys,
     worker_from_node_config,
@@ -32,6 +33,8 @@ _MEASUREMENTS = 3
 def worker_of(context: Context) -> WorkerSpec:
     """Return the worker that runs on this node.
 
+    Provisional: may change in any minor version.
+
     The node config of a SuperNode names its device and options. In Flower's simulation there is no
     node config: node i is the i-th worker in the run config's ``workers``.
 
@@ -39,7 +42,9 @@ def worker_of(context: Context) -> WorkerSpec:
     than workers.
     """
     given = str(context.run_config.get("workers", "auto"))
-    return _worker_of(tuple(context.node_config.items()), given)
+    worker = _worker_of(tuple(context.node_config.items()), given)
+    check_python(worker)
+    return worker
 
 
 @functools.lru_cache(maxsize=128)  # each message asks again

@@ -3,7 +3,7 @@
 These imports take seconds, and on few cores ten workers would run them one after another. On Linux,
 workers are therefore forked from multiprocessing's fork server, which has imported both. The fork
 server computes nothing, has no BLAS threads and initialises no device. On other systems, and where
-forking fails, each worker process is spawned.
+forking fails, each worker process is spawned. One of another interpreter is started as a program.
 """
 
 import contextlib
@@ -34,10 +34,11 @@ from ...devices.pinning import (
     num_threads,
     pinned,
 )
-from ...devices.worker_spec import WorkerSpec
+from ...devices.worker_spec import OWN_PYTHON, WorkerSpec
 from ...errors import UsageError
 from ...files import outlast_readers
 from ...processes import SERVERS_OWN, leave_signals_to_server
+from .elsewhere import OtherProcess
 
 _LOG = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def start_worker(
     program: Callable[..., None],
     arguments: tuple[object, ...],
     output: Connection | None,
-) -> BaseProcess:
+) -> BaseProcess | OtherProcess:
     """Start a process that is pinned to a worker's device, cores and threads (0: one per core).
 
     Its `environment` is added to that of this process. It calls `program`, a function of a module.
@@ -123,9 +124,14 @@ def start_worker(
                 multiprocessing.set_start_method(None, force=True)
         return process
 
+    with PROCESSES:  # no other thread changes the environment meanwhile
+        variables = {**os.environ, **environment}
+    if worker.python:
+        variables[OWN_PYTHON] = worker.python
+        work = (_run_worker, worker, threads, variables, program, arguments)
+        return OtherProcess(worker.python, variables, work, output)
     start_fork_server()  # in case the first one has ended
     with PROCESSES:
-        variables = {**os.environ, **environment}
         if sys.platform == "linux":
             try:
                 return start("forkserver")

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 import logging
+import platform
 import queue
 import resource
 import threading
@@ -14,8 +15,10 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 
+from ...devices.interpreter import interpreter
 from ...devices.pinning import environment
 from ...devices.worker_spec import WorkerSpec
+from ...errors import UsageError
 from ...flower.app_call import PROCESS_ENDS
 from ...flower.internals import (
     CRASHED,
@@ -46,6 +49,8 @@ _JOIN_SECONDS = 10.0
 
 class LocalGrid(MailboxGrid):
     """A Flower grid that runs any ClientApp in one process per worker, pinned to its device.
+
+    Provisional: may change in any minor version.
 
     Arrays travel in shared memory. Strategies and ClientApps get copies when they read an array; a
     ClientApp gets views if `accept_views` was called for it.
@@ -105,6 +110,8 @@ class LocalGrid(MailboxGrid):
         self._pool = BufferPool()
         payload = None
         if setup is not None:
+            for worker in self.workers:
+                _refuse_other_python(worker)
             payload = ship(setup, BufferPool("sharing the data with the workers"))
         start_fork_server()  # in the background, until the first message
         threads = run_config.get("threads", 0)
@@ -361,6 +368,18 @@ class WorkerNode:
         if self._closing:
             error = Error(NODE_GONE, f"worker {self.label} is closed")
         self._mailbox.receive(Message(error, reply_to=message))
+
+
+def _refuse_other_python(worker: WorkerSpec) -> None:
+    """Raise UsageError if functions cannot be pickled for the interpreter of a worker."""
+    if not worker.python:
+        return
+    its, ours = interpreter(worker.python).versions["Python"], platform.python_version()
+    if its.split(".")[:2] != ours.split(".")[:2]:
+        raise UsageError(
+            f"workers: python={worker.python} is Python {its}, and this one {ours}; a task from "
+            "Python needs the same two numbers"
+        )
 
 
 def _allow_open_files(count: int) -> None:
