@@ -204,11 +204,11 @@ def test_compare_varies_a_setting_of_one_algorithm_or_of_several(
     text = printed(*vary, "--vary", "sampler=uniform,tests.algorithm.test_catalog:FirstSamples")
     chosen = ["uniform", "tests.algorithm.test_catalog:FirstSamples"]
     assert [config.sampler for config in trained.configs] == chosen
-    assert {config.algorithm for config in trained.configs} == {"biased-local-sgd"}
+    assert {config.algorithm for config in trained.configs} == {"recommended"}
     folder = Path("runs/compare-digits-sampler")
     names = ["uniform", "tests.algorithm.test_catalog-FirstSamples"]
     for name in names:
-        assert (folder / f"biased-local-sgd-sampler-{name}-seed0").is_dir()
+        assert (folder / f"recommended-sampler-{name}-seed0").is_dir()
         assert name in (folder / "comparison.csv").read_text()
     assert any(str(folder) in line for line in text)
     both = ("--algorithms", "sync-sgd,dlb", "--vary", "learning-rate=0.05,0.1")
