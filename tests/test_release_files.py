@@ -22,6 +22,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
             [GITHUB / "ISSUE_TEMPLATE" / f"{n}.yml" for n in ("bug", "feature")],
         ),
         ("github-issue-config", [GITHUB / "ISSUE_TEMPLATE" / "config.yml"]),
+        ("dependabot", [GITHUB / "dependabot.yml"]),
         ("citation-file-format", [ROOT / "CITATION.cff"]),
     ],
 )
