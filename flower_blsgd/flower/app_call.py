@@ -38,6 +38,8 @@ class ProcessEndsError(UsageError):
 def accept_views(app: ClientApp) -> None:
     """Let a ClientApp receive arrays that are views of shared memory, instead of copies.
 
+    Provisional: may change in any minor version.
+
     The app must not write to them or keep them after the call; it may keep copies.
     """
     app.__dict__[_VIEWS] = True

@@ -54,6 +54,8 @@ _SHARE_OF_PATIENCE = 0.8
 def several_devices(client_app: str, app_dir: Path) -> Mod:
     """Return a mod for a ClientApp whose node may have ``devices='4x cuda:0; 2x cpu'``.
 
+    Provisional: may change in any minor version.
+
     Such a node starts a worker process for each device, with the same app. The processes live as
     long as the node's stream. Without a stream, each message would start all of them, so messages
     are then answered with a one-line error. Other nodes are not affected.

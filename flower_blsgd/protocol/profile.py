@@ -47,6 +47,8 @@ class ProfileQuery:
 class WorkerProfile(WorkerOptions):
     """A worker as its node reports it: device, options, and fingerprints of its data and model.
 
+    Provisional: may change in any minor version.
+
     Parameters
     ----------
     device : str

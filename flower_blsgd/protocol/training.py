@@ -74,6 +74,8 @@ COUNTERS = frozenset({"step"})
 class TrainOrder:
     """Order for one worker in one round, including the model to start from.
 
+    Provisional: may change in any minor version.
+
     Parameters
     ----------
     round, epoch : int
@@ -250,6 +252,8 @@ class TrainOrder:
 @dataclass(frozen=True)
 class TrainReport:
     """Result of an order: the trained model, the completed steps, and the losses.
+
+    Provisional: may change in any minor version.
 
     Parameters
     ----------

@@ -116,6 +116,8 @@ def stream(
 class StreamGrid(MailboxGrid):
     """A Flower grid whose messages travel over long-lived streams from the nodes to this process.
 
+    Provisional: may change in any minor version.
+
     One ordinary Flower message per node opens a stream. Later messages take milliseconds. The app
     of the node must serve streams (`serve_sessions`). A node without streams, or that cannot
     connect, gets Flower's plain messages, and a log line names it.
