@@ -131,7 +131,7 @@ def test_run_leaves_a_complete_folder(capsys: pytest.CaptureFixture[str]) -> Non
     assert any(str(folder) in line for line in printed)
     assert printed[-3].startswith("slow devices: 20.0% of the samples, ")
     assert printed[-2].startswith("  to compare the accuracy without them: ")
-    assert printed[-1].startswith(f"  slow-1 (cpu:{CORE}): best used for training (expected speed")
+    assert printed[-1].startswith(f"  slow-1 (cpu:{CORE}): best used for ")
 
 
 def task_of(sizes: list[int], evaluation_batch_size: int = 7) -> Task:
