@@ -7,8 +7,8 @@ import functools
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from ..errors import UsageError
@@ -38,14 +38,19 @@ class Interpreter:
         return self.accelerators.get(device, "")
 
 
-def _versions() -> dict[str, str]:
-    found = {"Python": platform.python_version()}
-    for package in _PACKAGES:
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of packages."""
+    found = {}
+    for package in packages:
         try:
             found[package] = version(package)
-        except PackageNotFoundError:  # it runs from a bundle
+        except PackageNotFoundError:  # run from a bundle, not from an installed package
             found[package] = "not installed"
     return found
+
+
+def _versions() -> dict[str, str]:
+    return {"Python": platform.python_version(), **installed(_PACKAGES)}
 
 
 def here() -> Interpreter:
@@ -103,5 +108,4 @@ def differences(python: str) -> str:
 
 
 if __name__ == "__main__":
-    own = here()
-    print(json.dumps({"versions": own.versions, "accelerators": own.accelerators}))  # noqa: T201
+    print(json.dumps(asdict(here())))  # noqa: T201

@@ -8,11 +8,11 @@ import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..config import RunConfig
+from ..devices.interpreter import installed
 from ..protocol import WorkerProfile
 from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.cost_model import NEGLIGIBLE
@@ -141,13 +141,7 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that a run's results depend on."""
     # The names of a model's tensors depend on transformers.
     used = [*_PACKAGES, *(["transformers"] if "transformers" in sys.modules else [])]
-    found = {"python": platform.python_version()}
-    for package in used:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:  # run from a bundle, not from an installed package
-            found[package] = "not installed"
-    return found
+    return {"python": platform.python_version(), **installed(used)}
 
 
 # --- the lines that end a run's output
