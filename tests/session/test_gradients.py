@@ -64,11 +64,7 @@ def counted(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) 
 
 
 def clipped(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) -> None:
-    optimizer.zero_grad()
-    loss_of(model, chosen).backward()
-    session.average_gradients()
-    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-    optimizer.step()
+    counted(session, model, optimizer, chosen)
     session.step(samples=len(chosen))
 
 
