@@ -55,6 +55,7 @@ class Replica:
         state = optimizer.state_dict()
         self._first_state = copy.deepcopy(state["state"])
         moves = next(model.parameters()).device != device
+        self.device = device
         self.model = model.to(device)
         self._optimizer = optimizer
         if moves and state["state"]:  # of a checkpoint

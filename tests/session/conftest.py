@@ -18,7 +18,7 @@ class _NoTimer:
 
 @pytest.fixture(autouse=True)
 def _no_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("flower_blsgd.session.session.Timer", _NoTimer)
+    monkeypatch.setattr("flower_blsgd.session.counting.Timer", _NoTimer)
     HERE.exchange, HERE.has_joined = None, False
     yield
     HERE.exchange, HERE.has_joined = None, False

@@ -309,6 +309,21 @@ def test_a_script_that_is_given_a_model_meanwhile_continues_with_it() -> None:
     assert furthest(first, script.model) == 0.0
 
 
+def test_after_close_a_script_takes_its_own_steps() -> None:
+    def do(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) -> None:
+        plain(session, model, optimizer, chosen)
+        session.close()
+        loss_of(model, chosen).backward()
+        session.average_gradients()
+        optimizer.step()
+
+    script = Script(0, do)
+    with pytest.raises(UsageError, match="ended before the run was over"):
+        train([script])
+    script.thread.join(10)
+    assert script.error is None
+
+
 def without_step(session: Session, model: nn.Module, optimizer: Any, chosen: Tensor) -> None:
     loss_of(model, chosen).backward()
     session.step(samples=len(chosen))
@@ -331,13 +346,15 @@ def by_loss(session: Session, _: Any) -> None:
 
 
 def chosen_by_server(session: Session, _: Any) -> None:
-    next_work = session._exchange.next_work
+    assert session._orders is not None
+    exchange = session._orders.exchange
+    next_work = exchange.next_work
 
     def without_stream() -> Work:
         work = next_work()
         return replace(work, order=replace(work.order, stream_stride=0))
 
-    session._exchange.next_work = without_stream
+    exchange.next_work = without_stream
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from flower_blsgd.config import RunConfig
 from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.errors import UsageError
 from flower_blsgd.protocol import EvaluateOrder, EvaluateReport, TrainOrder, TrainReport
+from flower_blsgd.session.counting import StepCounting
 from flower_blsgd.session.exchange import HERE, Exchange
 from flower_blsgd.session.session import Session, join
 from flower_blsgd.worker.model_io import state_record
@@ -115,10 +116,10 @@ class Script:
             raise self.error
 
 
-def told(function: Callable[[Session], None], done: threading.Event) -> Callable[[Session], None]:
+def told(function: Callable[[Any], None], done: threading.Event) -> Callable[[Any], None]:
     """Return a method that sets an event at its end."""
 
-    def method(self: Session) -> None:
+    def method(self: Any) -> None:
         function(self)
         done.set()
 
@@ -295,10 +296,10 @@ def test_steps_are_counted_or_called_not_both() -> None:
 def test_a_script_whose_steps_are_not_counted_is_reminded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flower_blsgd.session.session._REMINDER_SECONDS", 0.01)
-    monkeypatch.setattr("flower_blsgd.session.session.Timer", threading.Timer)
+    monkeypatch.setattr("flower_blsgd.session.counting._REMINDER_SECONDS", 0.01)
+    monkeypatch.setattr("flower_blsgd.session.counting.Timer", threading.Timer)
     reminded = threading.Event()
-    monkeypatch.setattr(Session, "_remind", told(Session._remind, reminded))
+    monkeypatch.setattr(StepCounting, "_remind", told(StepCounting._remind, reminded))
 
     def main() -> None:
         model = model_of()
