@@ -1,6 +1,6 @@
 """Callback that lets a Lightning script train under ``blsgd launch``.
 
-Importing this module imports neither torch nor Lightning.
+Importing this module does not import Lightning.
 """
 
 import contextlib
@@ -10,15 +10,17 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, SequentialSampler
 
 from ..algorithm.randomness import derived_seed
 from ..errors import UsageError, first_line, pip_install
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..session.session import Session
+from ..session.exchange import HERE
+from ..session.session import Session, join
 
 _REFUSED = ("StochasticWeightAveraging", "BatchSizeFinder", "LearningRateFinder", "BaseFinetuning")
 """Callbacks that count a worker's own epochs, search by its own speed, or unfreeze parameters."""
@@ -75,8 +77,6 @@ class BlsgdCallback:
         return super().__new__(cls)
 
     def __init__(self, samples: Callable[[Any], int] | None = None) -> None:
-        from ..session.exchange import HERE
-
         self._samples_of = samples or _samples_of
         self._exchange = HERE.exchange
         self._session: Session | None = None
@@ -84,17 +84,20 @@ class BlsgdCallback:
         self._pause = contextlib.ExitStack()
         self._is_averaged = False
         self._optimizer_steps = self._waiting_samples = self._num_loaders = 0
-        self._schedules: list[_Schedule] = []
+        self._move_schedules: list[Callable[[float], None]] = []
+        self._rank = 0
+        """For Lightning, 0 is the rank of the main worker only."""
         if self._exchange is not None:
+            self._rank = 0 if self._exchange.is_main else self._exchange.rank + 1
             _use_one_device(self._exchange.worker.torch_device)
             # Lightning's loggers and messages are those of rank 0. The first logger is created
             # before any hook.
             from lightning_utilities.core.rank_zero import rank_zero_only
 
-            rank_zero_only.rank = self._lightning_rank  # type: ignore[attr-defined,unused-ignore]
+            rank_zero_only.rank = self._rank  # type: ignore[attr-defined,unused-ignore]
 
     @property
-    def session(self) -> "Session":
+    def session(self) -> Session:
         """The session, from the first ``train_dataloader()`` of a fit on.
 
         ``train_dataloader`` may use its `sampler` and `batch_size`. UsageError before.
@@ -105,8 +108,6 @@ class BlsgdCallback:
                     "BlsgdCallback.session was used before Trainer.fit had created the optimizer; "
                     "use it in train_dataloader, without trainer.estimated_stepping_batches"
                 )
-            from ..session.session import join
-
             self._session = join(self._trainer.lightning_module, self._trainer.optimizers[0])
         return self._session
 
@@ -123,22 +124,24 @@ class BlsgdCallback:
             raise UsageError("Trainer.fit was called twice; blsgd launch runs one fit of a script")
         self._check(trainer, pl_module)
         strategy, kind = trainer.strategy, type(trainer.strategy)
-        methods = {name: vars(_WorkerStrategy)[name] for name in _OVERRIDDEN}
-        strategy.__class__ = type(kind.__name__, (kind,), methods)
-        strategy.callback = self
-        strategy.global_rank = self._lightning_rank
+        own = {  # in place of two properties and a method
+            "root_device": torch.device(self._exchange.worker.torch_device),
+            "is_global_zero": self._exchange.is_main,
+            "process_dataloader": lambda _, loader: self._shuffled(loader),
+        }
+        strategy.__class__ = type(kind.__name__, (kind,), own)
+        strategy.global_rank = self._rank
         trainer.accelerator.setup_device(strategy.root_device)
         if not self._exchange.is_main:
             trainer.limit_val_batches = 0
             monitors = (_lightning("callbacks").Checkpoint, _lightning("callbacks").EarlyStopping)
             trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, monitors)]
+        trainer.fit_loop.min_epochs = sys.maxsize  # should_stop has no effect
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Check the schedules, and let nothing but the run end the fit."""
-        if self._exchange is None:
-            return
-        trainer.fit_loop.min_epochs = sys.maxsize  # should_stop has no effect
-        if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        """Refuse a schedule that cannot follow the run."""
+        plateaus = (config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
+        if self._exchange is not None and any(plateaus):
             raise UsageError(
                 "ReduceLROnPlateau follows the validation of one worker, so the workers' learning "
                 "rates would differ; use a schedule of steps or epochs"
@@ -149,13 +152,11 @@ class BlsgdCallback:
         if self._exchange is None:
             return
         _ = self.session
-        self._schedules = _schedules(trainer, pl_module)
+        self._move_schedules = _schedules(trainer, pl_module)
         self._optimizer_steps = trainer.global_step
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
-    def on_train_batch_start(
-        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, *_: Any) -> None:
         """End the pause of a validation or a checkpoint."""
         self._pause.close()
 
@@ -164,9 +165,7 @@ class BlsgdCallback:
         if self._session is not None:
             self._session.average_gradients()
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, module: Any, out: Any, batch: Any, *_: Any) -> None:
         """Note the step, unless gradients are still accumulated."""
         if self._exchange is None:
             return
@@ -190,11 +189,13 @@ class BlsgdCallback:
             session.average()
             self._is_averaged = True
             self._follow(trainer)
-        self._begin_pause()
+        self.on_save_checkpoint()  # begins a pause
 
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Save in time that does not count."""
-        self._begin_pause()
+    def on_save_checkpoint(self, *_: Any) -> None:
+        """Begin a pause, in which time does not count."""
+        self._pause.close()
+        if self._session is not None:
+            self._pause.enter_context(self._session.paused())
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the scripts of all workers but the main one."""
@@ -204,19 +205,12 @@ class BlsgdCallback:
             if self._session is not None:
                 self._session.close()
                 self._session = None
-            return
-        if self._session is None:
+        elif self._session is None:
             raise UsageError(_AT_ITS_END)
-        if not self._exchange.is_main:
+        elif not self._exchange.is_main:
             raise SystemExit(0)
 
     # --- inside
-
-    @property
-    def _lightning_rank(self) -> int:
-        """Return the rank for Lightning: 0 for the main worker only."""
-        assert self._exchange is not None
-        return 0 if self._exchange.is_main else self._exchange.rank + 1
 
     def _check(self, trainer: Any, pl_module: Any) -> None:
         assert self._exchange is not None
@@ -246,12 +240,10 @@ class BlsgdCallback:
                     "it"
                 )
 
-    def shuffle(self, loader: Any) -> None:
-        """Give this worker's loader its own order of samples."""
-        import numpy as np
-        import torch
-        from torch.utils.data import DataLoader, SequentialSampler
-
+    def _shuffled(self, loader: Any) -> Any:
+        """Give this worker's loader of a fit its own order of samples."""
+        if not self._trainer.training:
+            return loader
         assert self._exchange is not None
         self._num_loaders += 1
         draw = (self._exchange.seed, "lightning-shuffle", self._exchange.rank, self._num_loaders)
@@ -261,7 +253,7 @@ class BlsgdCallback:
             random.seed(seed)
             np.random.seed(seed % 2**32)
         if not isinstance(loader, DataLoader):
-            return
+            return loader
         sampler: Any = loader.sampler
         if loader.batch_sampler is not None:
             sampler = getattr(loader.batch_sampler, "sampler", None)
@@ -273,76 +265,33 @@ class BlsgdCallback:
         for owner in (loader, sampler):
             if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
                 generator.manual_seed(seed)
+        return loader
 
     def _follow(self, trainer: Any) -> None:
         """Move the schedules to the progress of the run, and end the fit with the run."""
-        for schedule in self._schedules:
-            schedule.move_to(self.session.progress)
+        for move_to in self._move_schedules:
+            move_to(self.session.progress)
         if self.session.done:
             trainer.fit_loop.min_epochs, trainer.fit_loop.epoch_loop.min_steps = 0, None
             trainer.should_stop = True
 
-    def _begin_pause(self) -> None:
-        self._pause.close()
-        if self._session is not None:
-            self._pause.enter_context(self._session.paused())
+
+def _stretched(scheduler: Any, steps: int) -> Callable[[float], None]:
+    """Return a function that takes the steps up to a share of those that are left."""
+    counting = scheduler if hasattr(scheduler, "last_epoch") else scheduler._schedulers[0]
+    first = counting.last_epoch  # of a checkpoint, else 0
+    if first >= steps:
+        raise UsageError(_AT_ITS_END)
+
+    def move_to(progress: float) -> None:
+        while counting.last_epoch < first + int(progress * (steps - first)):
+            scheduler.step()
+
+    return move_to
 
 
-class _WorkerStrategy:
-    """Part of Lightning's ``SingleDeviceStrategy`` that makes it one worker of several.
-
-    Its methods are put into a subclass, because a second base class would change the layout of
-    instances.
-    """
-
-    callback: BlsgdCallback
-
-    @property
-    def root_device(self) -> "torch.device":
-        """Device of the worker."""
-        import torch
-
-        assert self.callback._exchange is not None
-        return torch.device(self.callback._exchange.worker.torch_device)
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this worker saves and prints."""
-        assert self.callback._exchange is not None
-        return self.callback._exchange.is_main
-
-    def process_dataloader(self, dataloader: object) -> object:
-        """Let each worker shuffle differently."""
-        if self.callback._trainer.training:
-            self.callback.shuffle(dataloader)
-        return dataloader
-
-
-_OVERRIDDEN = ("root_device", "is_global_zero", "process_dataloader")
-
-
-class _Schedule:
-    """A learning rate scheduler that follows the progress of the run."""
-
-    def __init__(self, scheduler: Any, steps: int) -> None:
-        is_chained = not hasattr(scheduler, "last_epoch")
-        self._scheduler = scheduler
-        self._counting = scheduler._schedulers[0] if is_chained else scheduler
-        self._first = self._counting.last_epoch  # of a checkpoint, else 0
-        self._left = steps - self._first
-        if self._left <= 0:
-            raise UsageError(_AT_ITS_END)
-
-    def move_to(self, progress: float) -> None:
-        """Take the steps up to this share of those that were left."""
-        while self._counting.last_epoch < self._first + int(progress * self._left):
-            self._scheduler.step()
-
-
-def _schedules(trainer: Any, pl_module: Any) -> list[_Schedule]:
+def _schedules(trainer: Any, pl_module: Any) -> list[Callable[[float], None]]:
     """Take the schedulers over from Lightning, with the number of steps it would give them."""
-    from torch.optim.lr_scheduler import LRScheduler
-
     found, base = [], _lightning("core").LightningModule
     is_custom = type(pl_module).lr_scheduler_step is not base.lr_scheduler_step
     for config in trainer.lr_scheduler_configs:
@@ -353,7 +302,7 @@ def _schedules(trainer: Any, pl_module: Any) -> list[_Schedule]:
                 "progress of the run, because it has a custom step or Trainer has no finite length"
             )
             continue
-        found.append(_Schedule(config.scheduler, steps))
+        found.append(_stretched(config.scheduler, steps))
         config.frequency = sys.maxsize  # Lightning never steps it
     return found
 
@@ -372,8 +321,7 @@ def _scheduler_steps(trainer: Any, config: Any) -> int:
 def _use_one_device(device: str) -> None:
     """Make this device the default of ``Trainer``, and refuse Lightning's own processes."""
     kind, _, number = device.partition(":")
-    names = {"cuda": "gpu"}
-    os.environ["PL_TRAINER_ACCELERATOR"] = names.get(kind, kind)
+    os.environ["PL_TRAINER_ACCELERATOR"] = kind
     os.environ["PL_TRAINER_DEVICES"] = f"[{number}]" if number and kind != "cpu" else "1"
 
     def refuse(launcher: Any, *_: Any, trainer: Any = None, **__: Any) -> None:

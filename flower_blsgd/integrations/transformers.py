@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import RandomSampler, Sampler
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback, set_seed
-from transformers.trainer_utils import SaveStrategy
 
 from ..errors import UsageError
 from ..session.evaluation import Figures
@@ -92,7 +91,10 @@ class BlsgdCallback(TrainerCallback):
     def _adapt(self, exchange: Exchange) -> None:
         """Change what the Trainer decides before its callbacks are called."""
         trainer, args = self._trainer, self._trainer.args
-        _use_device(trainer, torch.device(exchange.worker.torch_device))
+        device = torch.device(exchange.worker.torch_device)  # not the first one of the machine
+        args._n_gpu = int(device.type == "cuda")  # no DataParallel
+        args.__dict__["_setup_devices"] = device
+        args.distributed_state.device = trainer.accelerator.state.device = device
         self._own_batch_size = args.train_batch_size * args.gradient_accumulation_steps
         if batch := exchange.worker.batch_size:
             args.per_device_train_batch_size = batch // args.gradient_accumulation_steps
@@ -110,12 +112,8 @@ class BlsgdCallback(TrainerCallback):
                 self.session.average_gradients()
 
         trainer.accelerator.unscale_gradients = unscale_and_average
-        self._run_evaluates = (
-            trainer.eval_dataset is not None
-            and args.eval_strategy != "no"
-            and not args.load_best_model_at_end
-            and args.save_strategy != SaveStrategy.BEST
-        )
+        keeps_best = args.load_best_model_at_end or args.save_strategy == "best"
+        self._run_evaluates = args.eval_strategy != "no" and not keeps_best
         # With resume_from_checkpoint, no samples are skipped, and random numbers differ by worker.
         args.ignore_data_skip = True
         trainer._load_rng_state = lambda *_: None
@@ -141,16 +139,7 @@ class BlsgdCallback(TrainerCallback):
 
     # --- events of the Trainer
 
-    def on_train_begin(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        model: Any = None,
-        optimizer: Any = None,
-        lr_scheduler: Any = None,
-        **_: Any,
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Join, and wait for the first order."""
         if self._exchange is None:
             return
@@ -160,31 +149,26 @@ class BlsgdCallback(TrainerCallback):
                 f"Trainer: the checkpoint is at step {state.global_step} of {state.max_steps}, the "
                 "end of the learning-rate schedule; raise max_steps or num_train_epochs"
             )
-        model = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
-        self.session = session = join(model, optimizer)
+        model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+        self.session = session = join(model, trainer.optimizer)
         set_seed(session.seed % 2**32)
         self._stream = iter(session.sampler(trainer.train_dataset))
         state.num_train_epochs = math.ceil(args.num_train_epochs)
-        if isinstance(lr_scheduler, LambdaLR) and len(set(lr_scheduler.lr_lambdas)) == 1:
-            factor, first = lr_scheduler.lr_lambdas[0], state.global_step  # of a checkpoint
+        scheduler = trainer.lr_scheduler
+        if isinstance(scheduler, LambdaLR) and len(set(scheduler.lr_lambdas)) == 1:
+            factor, first = scheduler.lr_lambdas[0], state.global_step  # of a checkpoint
             left = state.max_steps - first
             # Step 0 of a warm-up has a rate of zero, which would waste the first round.
             following = session.scheduler(
-                optimizer, lambda progress: factor(max(1.0, first + progress * left))
+                trainer.optimizer, lambda progress: factor(max(1.0, first + progress * left))
             )
             trainer.lr_scheduler = trainer.callback_handler.lr_scheduler = following
         if self._run_evaluates:
-            by_steps = args.eval_strategy == "steps"
             metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
-            is_larger_better = args.greater_is_better
-            if is_larger_better is None:
-                is_larger_better = not metric.endswith("loss")
-            session.evaluate(
-                self._figures,
-                int(state.eval_steps * self._own_batch_size) if by_steps else 0,
-                metric=metric,
-                mode="max" if is_larger_better else "min",
-            )
+            mode = "max" if args.greater_is_better else "min"
+            steps = state.eval_steps if args.eval_strategy == "steps" else 0
+            every = int(steps * self._own_batch_size)
+            session.evaluate(self._figures, every, metric=metric, mode=mode)
         session.wait_for_first_order(self._own_batch_size)
         control.should_training_stop = session.done
 
@@ -203,26 +187,12 @@ class BlsgdCallback(TrainerCallback):
         state.max_steps = step if self.session.done else max(state.max_steps, step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Let the main worker evaluate and save, but only the averaged model."""
-        self._decide(state, control)
-        if self.session is not None and (control.should_evaluate or control.should_save):
-            self._pause.enter_context(self.session.paused())
+        """Postpone what the Trainer wants to do to the end of a round, when the model is averaged.
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Do the same for the Trainer's epochs."""
+        Only the main worker does it then, once per step.
+        """
         self._pause.close()
-        self._decide(state, control)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Continue even if an early-stopping callback has ended training."""
-        if self.session is not None:
-            control.should_training_stop = self.session.done
-
-    # --- decisions
-
-    def _decide(self, state: Any, control: Any) -> None:
-        """Postpone what the Trainer wants to do to the end of the round; once per step."""
-        if self._exchange is None or self.session is None:
+        if self.session is None:
             return
         control.should_training_stop = self.session.done
         for flag in ("should_evaluate", "should_save"):
@@ -230,7 +200,7 @@ class BlsgdCallback(TrainerCallback):
                 self._postponed.add(flag)
             is_wanted = (
                 flag in self._postponed
-                and self._exchange.is_main
+                and self.session.is_main
                 and self._is_end_of_round
                 and self._done_at.get(flag) != state.global_step
                 and not (flag == "should_evaluate" and self._run_evaluates)
@@ -239,15 +209,22 @@ class BlsgdCallback(TrainerCallback):
                 self._postponed.remove(flag)
                 self._done_at[flag] = state.global_step
             setattr(control, flag, is_wanted)
+        if control.should_evaluate or control.should_save:
+            self._pause.enter_context(self.session.paused())
+
+    on_epoch_end = on_step_end
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Continue even if an early-stopping callback has ended training."""
+        if self.session is not None:
+            control.should_training_stop = self.session.done
+
+    # --- evaluation
 
     def _figures(self, model: nn.Module) -> Figures:
         """Evaluate as the Trainer does; `model` is its own."""
-        found = self._trainer.evaluate()
-        return {
-            name.removeprefix("eval_"): value
-            for name, value in found.items()
-            if not name.endswith(_NOT_FIGURES)
-        }
+        found = self._trainer.evaluate().items()
+        return {k.removeprefix("eval_"): v for k, v in found if not k.endswith(_NOT_FIGURES)}
 
 
 _NOT_FIGURES = ("runtime", "per_second", "_time", "epoch")
@@ -291,13 +268,3 @@ def _check(trainer: Any) -> None:
             "Trainer: train_dataset has no length, so the workers cannot share its samples; use a "
             "data set with __len__ and __getitem__"
         )
-
-
-def _use_device(trainer: Any, device: torch.device) -> None:
-    """Replace the first device of the machine, which the Trainer uses, by that of the worker."""
-    args = trainer.args
-    if device.type == "cpu" == args.device.type:
-        return
-    args._n_gpu = int(device.type == "cuda")  # no DataParallel
-    args.__dict__["_setup_devices"] = device
-    args.distributed_state.device = trainer.accelerator.state.device = device
