@@ -1,16 +1,13 @@
 """Write the numbers of a run as TensorBoard events, with ``tensorboard = true``."""
 
 import importlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, pip_install
 from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, scalars
-from .history import RunHistory
 from .run_log import RunLog
-from .sinks import Sink
 
 
 def require_tensorboard() -> None:
@@ -21,7 +18,7 @@ def require_tensorboard() -> None:
         raise UsageError(f"tensorboard = true: {error}; {pip_install('tensorboard')}") from None
 
 
-class EventWriter(Sink):
+class EventWriter:
     """Writes rounds and epochs to ``tensorboard/`` in the results folder; their step is the round.
 
     `last_round` is that of a resumed run, which hides later events, or 0.
@@ -34,17 +31,15 @@ class EventWriter(Sink):
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
         self._log = log
 
-    def add_round(self, record: RoundRecord, history: RunHistory) -> Iterable[str]:
+    def add_round(self, record: RoundRecord) -> None:
         """Write the numbers of a line of ``rounds.jsonl``."""
         self._log.attempt("tensorboard", self._add, "round", record, record.round)
         for row in record.workers:
             self._log.attempt("tensorboard", self._add, row.label, row, record.round)
-        return ()
 
-    def add_epoch(self, row: EpochRow, history: RunHistory) -> Iterable[str]:
+    def add_epoch(self, row: EpochRow) -> None:
         """Write the numbers of a line of ``epochs.csv``."""
         self._log.attempt("tensorboard", self._add, "epoch", row, row.rounds)
-        return ()
 
     def _add(self, group: str, record: Any, step: int) -> None:
         for name, value in scalars(record).items():

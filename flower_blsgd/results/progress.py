@@ -16,7 +16,6 @@ from ..strategy.round_metrics import RoundRecord
 from .folder import EpochRow, shown_late
 from .history import RunHistory
 from .round_totals import RunMetrics
-from .sinks import Sink
 
 OnRoundEnd = Callable[[RoundRecord], object]
 OnEpochEnd = Callable[[EpochRow], object]
@@ -30,13 +29,13 @@ class _Screen(Console):
         self.quiet = True
 
 
-class ProgressView(Sink):
+class ProgressView:
     """Shows epoch, round, accuracy, samples per second, waiting shares and the time left.
 
     It prints one line per epoch. In a terminal, a live line below them is rewritten after every
-    round. Permanent lines are printed only with `lines`. `console`
-    is standard output by default. The callbacks get each record after a round, each row after an
-    epoch or a late result, and the path of the results folder when there is one.
+    round. Permanent lines are printed only with `lines`. `console` is standard output by default.
+    The callbacks get each record after a round, each row after an epoch or a late result, and the
+    path of the results folder when there is one.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class ProgressView(Sink):
             self._live.start()
             self._live.add_task("starting the workers", total=1.0)
 
-    def add_round(self, record: RoundRecord, history: RunHistory) -> Iterable[str]:
+    def add_round(self, record: RoundRecord, history: RunHistory) -> None:
         """Show a finished round, which the history already contains."""
         metrics = history.metrics
         used = Budget(record.epochs_done, metrics.budget_seconds, record.round, metrics.samples)
@@ -107,7 +106,6 @@ class ProgressView(Sink):
             self._live.update(TaskID(0), completed=self._share_done, description=escape(text))
         if self._on_round_end is not None:
             self._on_round_end(record)
-        return ()
 
     def add_epoch(self, row: EpochRow, history: RunHistory) -> Iterable[str]:
         """Return the line of a finished epoch, or of a result that arrived later."""

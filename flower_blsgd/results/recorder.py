@@ -6,6 +6,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from .model_card import model_card
 from .progress import ProgressView
 from .round_totals import measured_figures
 from .run_log import RunLog, reason_of
-from .sinks import FileSink, Notes, Sink
 from .summary import last_lines, summary_of
+from .waiting import Notes
 
 _PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own strategies
 
@@ -37,7 +38,7 @@ _PROGRESS = logging.getLogger("flwr")  # shown at the level of Flower's own stra
 class RunRecorder:
     """Records one run, from its first round to its summary.
 
-    The history is in `history`. Each round and each epoch goes to all sinks as soon as it ends.
+    The history is in `history`. Each round and each epoch is written and shown as soon as it ends.
     Within an epoch, the workers compute the next round meanwhile. `began_at` is the start of the
     set-up, on the clock of `time.monotonic`.
 
@@ -60,7 +61,8 @@ class RunRecorder:
         self.at_once = False
         self._strategy = strategy
         self._view = view
-        self._sinks: list[Sink] = [view]
+        self._events: EventWriter | None = None
+        self._notes = Notes(strategy.registry)
         self._assets: Mapping[str, Path] = {}
 
     @property
@@ -94,18 +96,19 @@ class RunRecorder:
             try:
                 yield
             except BaseException as error:
-                self._close_sinks()
+                self._close()
                 with contextlib.suppress(Exception):  # the first error is raised
                     if self.log.folder is not None and not self.at_once:
                         self._finish(interrupted=True)
                 self.log.end(error)
                 raise
-        self._close_sinks()
+        self._close()
         self._finish()
 
-    def _close_sinks(self) -> None:
-        for sink in self._sinks:
-            sink.close()
+    def _close(self) -> None:
+        self._view.close()
+        if self._events is not None:
+            self._events.close()
 
     def open_folder(self, resumed: RunFolder | None = None) -> None:
         """Make the results folder with the assets of the task, or open that of a resumed run.
@@ -125,17 +128,18 @@ class RunRecorder:
                 self.say(f"warning: {missing} rounds are missing in rounds.jsonl and the figures")
         self._view.on_folder(folder.path)
         self.log.open(folder)
-        self._sinks = [FileSink(folder, self.log)]
         if config.tensorboard:
-            self._sinks.append(EventWriter(folder.path, last_round, self.log))
-        self._sinks += [self._view, Notes(self._strategy.registry.workers)]
+            self._events = EventWriter(folder.path, last_round, self.log)
 
     def add_round(self, record: RoundRecord, measures_speeds: bool = False) -> None:
         """Write and show a finished round."""
         self.history.add_round(record, measures_speeds)
-        for sink in self._sinks:
-            for line in sink.add_round(record, self.history):
-                self.say(line)
+        self.log.attempt("rounds.jsonl", self.folder.add_round, record)
+        if self._events is not None:
+            self._events.add_round(record)
+        self._view.add_round(record, self.history)
+        for line in self._notes.add_round(record, self.history):
+            self.say(line)
 
     def add_epoch(self, end: EpochEnd) -> bool:
         """Write and show a finished epoch or a late result; return whether to stop early."""
@@ -143,9 +147,14 @@ class RunRecorder:
         row = history.add_epoch(end)
         if end.metrics is not None:
             _PROGRESS.info("epoch %d: %s", end.epoch, end.metrics)
-        for sink in self._sinks:
-            for line in sink.add_epoch(row, history):
-                self.say(line)
+        if row.late:
+            self.log.attempt("epochs.csv", self.folder.write_epochs, history.rows)
+        else:
+            self.log.attempt("epochs.csv", self.folder.add_epoch, row)
+        if self._events is not None:
+            self._events.add_epoch(row)
+        for line in chain(self._view.add_epoch(row, history), self._notes.add_epoch(row, history)):
+            self.say(line)
         ignored = history.stopping.add(row, end.round, history.stopped_early is not None)
         if ignored:
             self.log.warn_once(ignored, f"{ignored}, so best_model and stop-at-accuracy ignore it")
@@ -189,15 +198,17 @@ class RunRecorder:
             self.folder.write_model(arrays)
         except OSError as error:
             reason = f"the model cannot be saved in {wanted} ({reason_of(error)})"
-            elsewhere = "a temporary folder"
+            elsewhere = ""
             try:
                 elsewhere = tempfile.mkdtemp(prefix="blsgd-")
                 self.log.folder = RunFolder(Path(elsewhere))
                 self.folder.write_config({**self.config.to_run_config(), "out": ""})
                 self.folder.write_model(arrays)
             except (OSError, UsageError) as second:
-                shutil.rmtree(elsewhere, ignore_errors=True)
-                raise UsageError(f"{reason}, nor in {elsewhere} ({reason_of(second)})") from None
+                if elsewhere:
+                    shutil.rmtree(elsewhere, ignore_errors=True)
+                where = elsewhere or "a temporary folder"
+                raise UsageError(f"{reason}, nor in {where} ({reason_of(second)})") from None
             self.say(f"warning: {reason}; it is in {elsewhere}, with the settings and the summary")
 
     def _draw(self) -> None:

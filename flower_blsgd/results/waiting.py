@@ -1,17 +1,70 @@
-"""Find the setting that makes fast workers wait."""
+"""Say how many local steps the workers take, and which setting makes fast ones wait."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..algorithm.local_steps import balanced_batches
 from ..config import RunConfig
+from ..strategy.cost_model import NEGLIGIBLE
 from ..strategy.round_metrics import RoundRecord, WorkerRound, waiting_share
-from ..strategy.workers import Worker
+from ..strategy.workers import Worker, WorkerRegistry
+from .folder import EpochRow
+from .history import RunHistory
 from .tables import counted
 
 _MUCH = 0.2
 _ABOUT = 1.15
 """Two times whose ratio is below this count as equal."""
+
+
+class Notes:
+    """Names the local steps of the workers, and the setting that makes fast ones wait."""
+
+    def __init__(self, registry: WorkerRegistry) -> None:
+        self._registry = registry
+        self._steps: dict[int, int] = {}
+
+    def add_round(self, record: RoundRecord, history: RunHistory) -> Iterable[str]:
+        """Name the steps of every worker in its first round, and when they change.
+
+        Rounds that measure speeds do not count.
+        """
+        if history.measuring == len(history.metrics.records):
+            return
+        for row in record.workers:
+            before = self._steps.get(row.worker)
+            self._steps[row.worker] = row.local_steps
+            if before is None:
+                yield f"  {row.label}: {self._first(row, history)}"
+            elif before != row.local_steps:
+                why = " or the number of samples" if history.config.selection else ""
+                yield (
+                    f"  epoch {record.epoch}: {row.label} does {counted(row.local_steps, 'step')} "
+                    f"per round instead of {before}, since its speed{why} changed"
+                )
+
+    def _first(self, row: WorkerRound, history: RunHistory) -> str:
+        if not row.trained:
+            return "sums its slice of the fast workers' models"
+        own = self._registry.workers[row.worker].profile
+        steps = counted(row.local_steps, "step")
+        steps += f" of {own.batch_size} samples" if own.batch_size else ""
+        steps += " per round"
+        if own.precision and not history.config.is_script:
+            steps += f" in {own.precision}"
+        steps += f", weight {row.weight:.1%}"
+        if 0 < row.weight < NEGLIGIBLE:
+            steps += f" (contributes less than {NEGLIGIBLE:.0%})"
+        return steps
+
+    def add_epoch(self, row: EpochRow, history: RunHistory) -> Iterable[str]:
+        """Name the setting after the first epoch in which the processes are warm."""
+        rounds_before = history.rows[-2].rounds if len(history.rows) > 1 else 0
+        if row is history.rows[-1] and not row.late and rounds_before < 2 <= row.rounds:
+            # Processes warm up in the first round, or in those that measure.
+            rounds = history.metrics.rounds_on_clock(max(1, history.measuring))
+            if note := waiting_note(history.config, self._registry.workers, rounds):
+                yield note
 
 
 def waiting_note(

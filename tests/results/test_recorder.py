@@ -38,6 +38,7 @@ from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.rounds import EpochEnd
 from flower_blsgd.strategy.workers import WorkerRegistry
 
+from ..refusal import refusal
 from .records import SPEEDS, record, row, stats, two_rounds
 
 Start = Callable[..., "Run"]
@@ -747,12 +748,28 @@ def test_events_have_the_numbers_of_rounds_and_epochs(start: Start, interrupted:
     assert ("epoch/device_seconds", 2) not in numbers
 
 
+def test_nothing_is_removed_if_the_model_can_be_saved_nowhere(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    run = start()
+    run.train(measured(0.75))
+    own = Path("a temporary folder")
+    own.mkdir()
+    monkeypatch.setattr("flower_blsgd.results.folder.RunFolder.write_model", fail)
+    monkeypatch.setattr("tempfile.mkdtemp", fail)
+    assert refusal(run.finish).endswith("nor in a temporary folder (no space left)")
+    assert own.is_dir()
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_events_after_the_round_of_a_resume_are_hidden(start: Start) -> None:
     pytest.importorskip("tensorboard")
     run = start(tensorboard=True)
     run.train(measured(0.75))
-    run.recorder._close_sinks()
+    run.recorder._close()
     run.recorder.history.resumed = [1]
     run.recorder.open_folder(run.recorder.folder)
     run.finish()
