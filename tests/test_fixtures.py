@@ -206,7 +206,7 @@ def test_results_folder_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert title.startswith(f"{run['arm']} on line: test accuracy {100 * accuracy:.2f}")
     live = LiveRun(folder)
     live.update()
-    Console(width=100).print(view(live))
+    Console(width=100).print(view(live, 100))
     live.close()
     assert (live.share_done, len(live.epochs), len(live.workers)) == (1.0, 3, 2)
     assert re.search(rf"accuracy.*{100 * accuracy:.2f}", capsys.readouterr().out)

@@ -3,7 +3,10 @@
 import argparse
 from string import Template
 
-_FILES = {"app", "run", "folder", "script", "resume", "data", "out", "root_certificates", "keys"}
+_FILES = {
+    *("app", "run", "folder", "script", "resume", "data", "out", "python"),
+    *("root_certificates", "keys"),
+}
 """Destinations of the arguments that are files or folders."""
 
 _BASH = Template("""\
@@ -27,8 +30,7 @@ _blsgd_keys() { compadd -S = -- $keys }
 """)
 
 
-def add_completion(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd completion``."""
+def _add_completion(command: argparse.ArgumentParser) -> None:
     command.add_argument("shell", choices=("bash", "zsh"), help="the shell that runs the script")
 
 

@@ -35,7 +35,7 @@ GRACE_SECONDS = 10.0
 _TIMEOUT_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _LOOPBACK = "127.0.0.1"
-_PARTITION_ID = re.compile(r"\bpartition-id=([0-9]{1,9})\s*")
+_PARTITION_ID = re.compile(r"(?<![\w-])partition-id=([0-9]{1,9})\s*")
 _NOT_REGISTERED = re.compile(r"\[code: 200[14]\]")  # of Flower's SuperLink
 
 
@@ -53,8 +53,7 @@ class NodeCommand:
     key: str = "KEY"
 
 
-def add_supernode(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd supernode``."""
+def _add_supernode(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--superlink", metavar="HOST:PORT", required=True, help="where it listens for SuperNodes"
     )

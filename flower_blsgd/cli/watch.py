@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -21,6 +21,7 @@ from ..files import lost_output
 from ..results.live import Curve, LiveRun, LiveWorker
 from ..results.summary import blsgd_command, failures_line, final_line
 from ..results.tables import counted, seconds_text
+from ..strategy.budget import NO_LIMIT
 from .options import terminated_like_interrupted
 
 _INTERVAL_SECONDS = 1.0
@@ -33,8 +34,7 @@ _PAUSE_SECONDS, _LONG_PAUSE_SECONDS = 15.0, 120.0
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def add_watch(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd watch``."""
+def _add_watch(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "run", nargs="?", default="runs/latest", help="folder of a run (default: runs/latest)"
     )
@@ -54,20 +54,23 @@ def _follow(folder: Path) -> None:
             with Live(console=console, auto_refresh=False, transient=True) as live:
                 # A closed terminal is no longer a terminal.
                 while run.summary is None and console.is_terminal and not lost_output:
-                    live.update(view(run), refresh=True)
+                    live.update(view(run, console.width), refresh=True)
                     time.sleep(_INTERVAL_SECONDS)
                     run.update()
-        console.print(view(run))
+        console.print(view(run, console.width))
 
 
-def view(run: LiveRun) -> RenderableType:
+def view(run: LiveRun, width: int) -> RenderableType:
     """Return what is shown of a run: progress, failures, curve, workers, and how it ended.
 
-    Workers are last during a run: rich cuts off what a terminal has no lines for.
+    Workers are last during a run: rich cuts off what a terminal has no lines for. `width` is that
+    of the terminal.
     """
     parts: list[RenderableType] = [_progress(run), *map(Text, _state(run))]
     if curve := run.curve:
-        parts += [Text(), Text(_curve_title(run, curve)), _CurveView(curve)]
+        lines = curve_lines(curve, min(width, _WIDEST))
+        parts += [Text(), Text(_curve_title(run, curve))]
+        parts += [Text(line, no_wrap=True, overflow="crop") for line in lines]
     if workers := run.workers:
         parts += [Text(), _workers(run, workers)]
     if run.summary is not None:
@@ -84,7 +87,8 @@ def _progress(run: LiveRun) -> RenderableType:
     title = Text(f"{run.folder.name}: {config.algorithm} on {config.task}", "bold")
     if last is None:
         return title
-    of_epochs = f"/{run.epochs_planned}" if run.epochs_planned else ""
+    limited = config.seconds or config.epochs >= NO_LIMIT
+    of_epochs = "" if limited else f"/{config.epochs}"
     words = [
         f"epoch {last.epoch}{of_epochs}",
         f"round {last.round_in_epoch}/{last.rounds_in_epoch}",
@@ -107,18 +111,9 @@ def _curve_title(run: LiveRun, curve: Curve) -> str:
         best = curve.metric.best(curve.values)
         shown = curve.metric.shown(curve.values[best])
         text += f", best {shown} in epoch {curve.positions[best]}"
-        if math.isfinite(run.train_loss):
-            text += f"; train loss {run.train_loss:.4g}"
+        if run.last is not None and math.isfinite(run.last.train_loss):
+            text += f"; train loss {run.last.train_loss:.4g}"
     return text
-
-
-class _CurveView:
-    def __init__(self, curve: Curve) -> None:
-        self._curve = curve
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        for line in curve_lines(self._curve, min(options.max_width, _WIDEST)):
-            yield Text(line, no_wrap=True, overflow="crop")
 
 
 def curve_lines(curve: Curve, width: int) -> list[str]:
@@ -142,12 +137,12 @@ def curve_columns(values: Sequence[float], width: int, height: int) -> list[str]
     >>> curve_columns([0.0, 1.0, 0.5], 3, 2)
     [' █▁', '▁██']
     """
-    count = min(len(values), width)
+    count = max(1, min(len(values), width))
     ends = [len(values) * i // count for i in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(ends)]
     low, high = min(means), max(means)
     levels = len(_BLOCKS) - 1
-    each = min(_WIDEST_COLUMN, width // count)
+    each = max(1, min(_WIDEST_COLUMN, width // count))
     heights = [
         1 + round((mean - low) / ((high - low) or 1.0) * (levels * height - 1)) for mean in means
     ]

@@ -46,18 +46,18 @@ def prepared_images(source: DataSource, side: int = 0, again: bool = False) -> P
         from PIL.Image import init
 
         init()  # once, not in every thread
-        size = side or _default_side([opened(stored) for stored in rows[:_LOOKED_AT]["sample"]])
+        size = side or _default_side(rows[:_LOOKED_AT]["sample"], opened)
         return lambda stored: decoded(opened(stored), size), (3, size, size), {}
 
     options = {"side": side, "train": source.train, "test": source.test}
     return prepared_rows(source, options, converter, np.uint8, again=again)
 
 
-def _default_side(samples: list[Any]) -> int:
+def _default_side(samples: list[Any], opened: Callable[[Any], Any]) -> int:
     sides = []
     for stored in samples:
         try:
-            with _open(stored) as image:
+            with _open(opened(stored)) as image:
                 sides.append(min(image.size))
         except Exception:  # reported when it is decoded
             continue

@@ -19,7 +19,7 @@ from ..files import write_text
 from ..results.folder import read_config, refused
 from ..results.metric import ACCURACY, Metric, value_in
 from ..results.round_totals import metrics_of
-from ..results.summary import failures_line, last_lines, versions
+from ..results.summary import blsgd_command, failures_line, last_lines, versions
 from ..results.tables import UNKNOWN, Table
 from . import comparison_report as words
 from .comparison import (
@@ -92,8 +92,7 @@ def page_of_run(folder: Path) -> Page:
     """Return the page of a finished run."""
     config, run = read_config(folder), read_run(folder)
     if run is None:
-        of_script = f" {config.task} ..." if config.is_script else ""
-        command = f"blsgd {'launch' if of_script else 'run'} --resume {folder}{of_script}"
+        command = blsgd_command(config, "--resume", str(folder))
         raise UsageError(f"the run in {folder} is not finished; {command} continues it")
     metrics, label = metrics_of(folder, run), run["arm"]
     config = replace(config, out=config.out and folder.name)  # no paths of this machine

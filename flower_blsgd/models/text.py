@@ -200,6 +200,7 @@ def text_config(name: str, num_classes: int, dropout: float | str = "auto") -> A
 
 
 def most_tokens(config: Any) -> int:
-    """Return the maximum number of tokens of an encoder."""
-    behind = config.model_type in _POSITIONS_BEHIND_PADDING
-    return int(config.max_position_embeddings) - (config.pad_token_id + 1 if behind else 0)
+    """Return the maximum number of tokens of a model; 0 if its config does not limit it."""
+    most = int(getattr(config, "max_position_embeddings", 0) or 0)
+    behind = most and config.model_type in _POSITIONS_BEHIND_PADDING
+    return most - ((config.pad_token_id or 0) + 1 if behind else 0)

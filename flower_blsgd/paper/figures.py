@@ -43,7 +43,7 @@ def draw_features(runs: Runs, path: Path) -> None:
     """Draw final accuracy as a bar per arm, with its standard deviation; a dot is a seed."""
     figure = Figure(figsize=(2.5 + 1.4 * len(runs), 4.6), layout="constrained")
     axes, metric = figure.subplots(), metric_of(_first(runs))
-    finals = {k: [r["value"] for r in its if r["value"]] for k, its in runs.items()}
+    finals = {k: [r["value"] for r in its if r["value"] is not None] for k, its in runs.items()}
     low, high = final_range([x for its in finals.values() for x in its] or [0.0], metric)
     for x, (arm, its) in enumerate(finals.items()):
         if its:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from ..devices.worker_spec import parse_workers
 from ..errors import UsageError
 from ..fields import from_json
-from ..strategy.budget import NO_LIMIT, Budget
+from ..strategy.budget import Budget
 from ..strategy.round_metrics import RoundRecord, WorkerRound
 from .folder import read_config
 from .metric import ACCURACY, Metric, value_in
@@ -204,12 +204,6 @@ class LiveRun:
         return row.get(column, training) / training if training else 1.0
 
     @property
-    def epochs_planned(self) -> int | None:
-        """Number of epochs that end the run; None if something else does."""
-        limited = self.config.seconds or self.config.epochs >= NO_LIMIT
-        return None if limited else self.config.epochs
-
-    @property
     def idle_seconds(self) -> float:
         """Time since the run last wrote its settings, a round or an epoch."""
         with suppress(OSError, ValueError):  # the folder is gone
@@ -276,11 +270,6 @@ class LiveRun:
         losses = [(i, loss) for i, loss in losses if math.isfinite(loss)]
         loss = Metric("train loss", "min")
         return Curve(loss, "round", *zip(*losses, strict=True)) if losses else None
-
-    @property
-    def train_loss(self) -> float:
-        """Training loss of the last round; nan without one."""
-        return self.last.train_loss if self.last else math.nan
 
 
 def _seconds(record: RoundRecord) -> float:

@@ -12,7 +12,7 @@ from ..algorithm.local_steps import BalancedBatches, Clock, SameSteps
 from ..algorithm.outer_optimizer import OuterOptimizer
 from ..algorithm.sampling import Sampler, UnifiedSampler
 from ..errors import UsageError
-from ..protocol import MOMENTUM_POLICIES
+from ..protocol import MOMENTUM_POLICIES, Average
 from .plan_state import PlannerSettings
 from .workers import Worker
 
@@ -23,10 +23,14 @@ def check_parts(
     """Raise UsageError if two parts of a strategy exclude each other."""
     selection, sampler, policy = settings.selection, settings.sampler, settings.step_policy
     # The settings of these names may be empty.
-    if not settings.mode:
-        raise UsageError(f"epoch = '' must be one of {', '.join(get_args(EpochMode))}")
-    if not settings.momentum_buffers:
-        raise UsageError(f"momentum-buffers must be one of {', '.join(MOMENTUM_POLICIES)}")
+    parts = (
+        ("epoch", settings.mode, get_args(EpochMode)),
+        ("average", settings.average, get_args(Average)),
+        ("momentum-buffers", settings.momentum_buffers, MOMENTUM_POLICIES),
+    )
+    for name, value, allowed in parts:
+        if not value:
+            raise UsageError(f"{name} = '' must be one of {', '.join(allowed)}")
     if selection:
         if isinstance(sampler, UnifiedSampler):
             raise UsageError(

@@ -15,6 +15,7 @@ from ..data.samples import TOKENIZER_FILE, prepared_blocks
 from ..data.source import DataSource
 from ..errors import UsageError, pip_install
 from ..models.pretrained import folder_config, import_transformers, model_folder, quiet, reading
+from ..models.text import most_tokens
 from ..worker.losses import next_token_loss
 from .by_name import Benchmark
 from .task import Task
@@ -52,7 +53,7 @@ class LanguageTask(Benchmark):
                 "Face folder, or OWNER/NAME of the HF hub"
             )
         config = folder_config(model)
-        if (limit := longest_block(config)) and max_tokens > limit:
+        if (limit := most_tokens(config)) and max_tokens > limit:
             raise UsageError(
                 f"max-tokens = {max_tokens}: model = {model!r} supports at most {limit}; set "
                 f"max-tokens = {limit}"
@@ -157,8 +158,3 @@ def _with_adapter(network: Any, rank: int) -> Any:
     )
     with quiet(), warnings.catch_warnings(action="ignore"):
         return peft.get_peft_model(network, config)
-
-
-def longest_block(config: Any) -> int:
-    """Return the maximum number of tokens of a model; 0 if its config does not limit it."""
-    return int(getattr(config, "max_position_embeddings", 0) or 0)

@@ -142,7 +142,7 @@ def model_maker(
             "OWNER/NAME of the HF hub, or a Hugging Face folder"
         )
     config = text_config(name, 2, dropout)
-    if max_tokens > (limit := most_tokens(config)):
+    if (limit := most_tokens(config)) and max_tokens > limit:
         raise UsageError(
             f"max-tokens = {max_tokens}: model = {name!r} supports at most {limit}; set "
             f"max-tokens = {limit}"

@@ -39,6 +39,7 @@ def in_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         (["compare", "-c", "digits", "-s", "local-"], "local-steps-fast= local-steps-slow="),
         (["reproduce", "bias-2c8g", "--scale", ""], "smoke quick full"),
         (["report", "digits"], "digits-mine.toml"),
+        (["devices", "--python", "digits"], "digits-mine.toml"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )  # fmt: skip

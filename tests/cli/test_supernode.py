@@ -233,9 +233,10 @@ def test_script_is_the_worker_of_one_node_per_device(tmp_path: Path) -> None:
     script, notebook = tmp_path / "train.py", tmp_path / "train.ipynb"
     script.touch()
     notebook.touch()
-    further = ("--script", f"{script} --lr 0.1", "--node-config", "partition-id=3 x=1")
+    given = "partition-id=3 my-partition-id=1"
+    further = ("--script", f"{script} --lr 0.1", "--node-config", given)
     nodes = [config_of(node) for node in launched("1x cpu:0; 1x cpu:1", *further)]
-    assert [(node["device"], node["partition-id"], node["x"]) for node in nodes] == [
+    assert [(node["device"], node["partition-id"], node["my-partition-id"]) for node in nodes] == [
         ("cpu:0", 3, 1),
         ("cpu:1", 4, 1),
     ]

@@ -177,6 +177,7 @@ def test_what_is_no_run_is_refused(refused: Refused, folder: Path) -> None:
         ([0.0, 2.0, 1.0, 1.0], 2, ["  ", "▁▁"]),  # means of two
         ([3.0, 3.0], 2, ["  ", "▁▁"]),
         ([0.25], 80, ["    ", "▁▁▁▁"]),
+        ([0.0, 1.0], 0, [" ", "▁"]),
     ],
 )
 def test_curve_in_columns(values: list[float], width: int, rows: list[str]) -> None:

@@ -221,6 +221,26 @@ class Divided(Numbers):
         self.targets = [k % 3 for k in range(len(self))]
 
 
+class Damaged(Divided):
+    """The same, with an image that cannot be read."""
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        if index == 2:
+            raise OSError("image file is truncated")
+        return super().__getitem__(index)
+
+
+def test_a_damaged_image_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_torchvision().datasets
+    monkeypatch.setattr(module, "Damaged", Damaged, raising=False)
+    monkeypatch.setattr(module, "__all__", (*module.__all__, "Damaged"))
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "numbers").touch()
+    assert "image file is truncated" in refused(f"Damaged:{own}", 0)
+    assert ready(f"Damaged:{own}", 0, skip_bad=True).train[1].tolist() == [0, 1, 0, 1, 2]
+
+
 def test_data_sets_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_torchvision().datasets
     for made in (Numbers, Divided):

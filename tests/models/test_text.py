@@ -153,6 +153,7 @@ def test_logits_are_those_of_transformers_whatever_the_padding(kind: str) -> Non
 def test_longest_text() -> None:
     assert most_tokens(text_config("distilbert", 4)) == 512
     assert most_tokens(tiny_config("bert", max_position_embeddings=20)) == 20
+    assert most_tokens(transformers.BloomConfig()) == 0  # without a limit
     # Positions count from the number of the padding, 1, on.
     config = tiny_config("roberta", max_position_embeddings=20)
     assert most_tokens(config) == 18

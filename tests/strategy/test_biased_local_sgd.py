@@ -308,6 +308,7 @@ def test_start_goes_on_when_a_node_is_gone_at_the_end_of_an_epoch(
         ({"batch_size": 1}, "batch_size = 1 must be at least 2"),
         ({"epoch": "tables"}, "epoch = 'tables' must be empty, or one of samples, table"),
         ({"epoch": ""}, "epoch = '' must be one of samples, table"),
+        ({"average": ""}, "average = '' must be one of models, gradients"),
         ({"momentum_buffers": "kept"}, "momentum_buffers = 'kept'"),
         ({"clock": "walls"}, "clock = 'walls'"),
         ({"deadline_seconds": float("nan")}, "deadline_seconds = nan"),
