@@ -8,7 +8,7 @@ from runs of it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flower_blsgd.devices.machine import format_bytes
+from rich import filesize
 
 LONGEST_RUN_SECONDS = 240.0
 MOST_SUPERNODES = 10
@@ -106,14 +106,15 @@ class Engine:
     def why_not(self, cell: Cell, free_bytes: int | None, quick: bool = False) -> str | None:
         """Return why this cell is not started; None if it is."""
         if self.supernodes and cell.workers > MOST_SUPERNODES:
-            processes = format_bytes(self.worker_bytes * cell.workers)
+            processes = filesize.decimal(int(self.worker_bytes * cell.workers))
             return (
                 f"{cell.workers} SuperNodes and their processes alone need {processes}; "
                 f"at most {MOST_SUPERNODES} are started"
             )
         needed = self.memory_bytes(cell)
         if free_bytes is not None and needed > free_bytes:
-            return f"needs about {format_bytes(needed)}, free are {format_bytes(free_bytes)}"
+            sizes = filesize.decimal(int(needed)), filesize.decimal(free_bytes)
+            return f"needs about {sizes[0]}, free are {sizes[1]}"
         seconds = self.seconds(cell, quick)
         if seconds > LONGEST_RUN_SECONDS:
             return (

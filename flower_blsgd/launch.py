@@ -5,7 +5,6 @@ import functools
 import shlex
 import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,12 +40,12 @@ from .results.stopping import refuse_other_metric
 from .run import train_on
 from .session.script import MAIN_HAS_ENDED, MAIN_RANK, WORLD_SIZE
 from .strategy.budget import Budget
+from .strategy.connector import wait_for_nodes
 from .strategy.messages import answer_of, read_answer, replies_to
 from .strategy.replies import ModelShape
 from .workload import Workload
 
 _CLIENT_APP = "flower_blsgd.client_app:app"
-_POLL_SECONDS = 0.5
 _JOIN_SECONDS = 600.0
 """Time for a script to reach its first step."""
 
@@ -177,10 +176,8 @@ def _main_rank(workers: Sequence[WorkerSpec]) -> int:
 
 def _workload(grid: Grid, config: RunConfig) -> tuple[Workload, RunConfig]:
     """Query the main worker for its model, and for what its script has told the session."""
-    while len(nodes := list(grid.get_node_ids())) < config.min_workers and not isinstance(
-        grid, LocalGrid
-    ):
-        time.sleep(_POLL_SECONDS)
+    all_at_once = isinstance(grid, LocalGrid)  # also those that have failed, so none will come
+    nodes = sorted(wait_for_nodes(grid, 0 if all_at_once else config.min_workers))
     queries = [Message(RecordDict(), node_id, QUERY_JOIN) for node_id in nodes]
     replies = replies_to(grid, queries, _JOIN_SECONDS)
     answers = [read_answer(replies.get(node_id), None, _read_join) for node_id in nodes]

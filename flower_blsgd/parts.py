@@ -4,11 +4,12 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 from flwr.app import ArrayRecord
+from rich import filesize
 
 from .algorithm.catalog import RELEASED_SAMPLERS, TRAIN_ON, part_of, tau_fast
 from .algorithm.outer_optimizer import OUTER_OPTIMIZERS
 from .config import RunConfig
-from .devices.machine import format_bytes, require_bytes
+from .devices.machine import require_bytes
 from .devices.worker_spec import WorkerSpec, parse_workers
 from .engines.local.fork_server import start_fork_server
 from .engines.local.grid import LocalGrid
@@ -119,6 +120,6 @@ def require_buffers(config: RunConfig, num_workers: int, arrays: ArrayRecord) ->
     each = model_bytes * (1 + state_copies(config.optimizer, config.momentum))
     require_bytes(
         num_workers * each + 2 * model_bytes,
-        f"sharing the model ({format_bytes(model_bytes)}) with {num_workers} workers",
+        f"sharing the model ({filesize.decimal(model_bytes)}) with {num_workers} workers",
         "name fewer workers or use a smaller model",
     )

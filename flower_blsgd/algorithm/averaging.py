@@ -6,7 +6,7 @@ The server then needs only the average x_h of node h, because
 a factor per node. The same holds for the scales in ``x + sum_i s_i (x_i - x)``.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -180,10 +180,11 @@ def weighted_average(
     return move(base, [model for model, _ in others], [w for _, w in others], out)
 
 
-_WEIGHTS: Mapping[str, Callable[[Sequence[float]], list[float]]] = {
-    "load": LoadWeighting().weights,
-    "equal": EqualWeighting().weights,
+_NODE_RULES: Mapping[str, tuple[type[Weighting], ...]] = {
+    "load": (LoadWeighting, PerSampleWeighting),
+    "equal": (EqualWeighting, NormalizedWeighting),
 }
+"""Built-in weightings by their rule on a node. The first of each computes the weights there."""
 
 
 def average_at_node(
@@ -202,7 +203,7 @@ def average_at_node(
     / norm, all others by weight; `update_norms` is `Weighting.update_norm` by completed steps, from
     0 on.
     """
-    weights = _WEIGHTS[worker_weight](loads)
+    weights = _NODE_RULES[worker_weight][0]().weights(loads)
     if not moving:
         return weighted_average(models, weights)
     scales = [
@@ -223,11 +224,7 @@ def node_weight(weighting: Weighting) -> str:
     With "load" and "equal", the average of the nodes' averages is the average of all workers. The
     rule of a custom weighting is unknown.
     """
-    rules: dict[type[Weighting], str] = {
-        **dict.fromkeys((LoadWeighting, PerSampleWeighting), "load"),
-        **dict.fromkeys((EqualWeighting, NormalizedWeighting), "equal"),
-    }
-    return rules.get(type(weighting), "")
+    return next((rule for rule, its in _NODE_RULES.items() if type(weighting) in its), "")
 
 
 def best_speed_up(

@@ -155,7 +155,7 @@ Lines of a description have at most 79 characters. An example is below a comment
 
 
 class Command(NamedTuple):
-    """A command, whose module has functions ``add_<command>`` for its arguments and ``_<command>``.
+    """A command, whose module has ``_add_<command>`` for its arguments, and ``_<command>``.
 
     `epilog` has the examples as the last part of the help; each can be copied as it is.
     """

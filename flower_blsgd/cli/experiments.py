@@ -31,13 +31,11 @@ _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 say = partial(print, flush=True)
 
 
-def add_calibrate(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd calibrate``."""
+def _add_calibrate(command: argparse.ArgumentParser) -> None:
     add_settings(command)
 
 
-def add_plan(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd plan``."""
+def _add_plan(command: argparse.ArgumentParser) -> None:
     command.add_argument("--algorithms", metavar="A,B", default="all", help="names (default: all)")
     command.add_argument(
         "--num-samples", metavar="N", type=int, help="number of samples (default: that of the task)"
@@ -45,8 +43,7 @@ def add_plan(command: argparse.ArgumentParser) -> None:
     add_settings(command)
 
 
-def add_compare(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd compare``."""
+def _add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--algorithms",
         metavar="A,B",
@@ -68,8 +65,7 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     add_settings(command)
 
 
-def add_reproduce(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd reproduce``."""
+def _add_reproduce(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", help="such as bias-2c8g; an unknown name lists all")
     command.add_argument(
         "--scale",
@@ -89,8 +85,7 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     add_settings(command, workers=False)
 
 
-def add_report(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd report``."""
+def _add_report(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", help="folder of a run, such as runs/latest, or of a comparison")
     command.add_argument("--out", **_FILE, help="default: report.html in that folder")
 

@@ -12,8 +12,7 @@ _BUDGETS = {
 }
 
 
-def add_launch(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd launch``."""
+def _add_launch(command: argparse.ArgumentParser) -> None:
     add_settings(command)
     for name, (kind, words) in _BUDGETS.items():
         command.add_argument(

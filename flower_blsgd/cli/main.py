@@ -129,7 +129,7 @@ def parser_with(names: Collection[str]) -> _Overview:
         if name in names:
             commands_of = importlib.import_module(f"{__package__}.{its.module}")
             command.set_defaults(command=getattr(commands_of, f"_{name}"))
-            getattr(commands_of, f"add_{name}")(command)
+            getattr(commands_of, f"_add_{name}")(command)
             command.add_argument("-v", "--verbose", action="store_true", help="show Flower's log")
     parser.commands = commands.choices
     return parser
@@ -146,8 +146,7 @@ def _version(_: argparse.Namespace) -> None:
         print(f"{device} ({name})")
 
 
-def add_run(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd run``."""
+def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "app",
         nargs="?",
@@ -202,8 +201,7 @@ def _run(options: argparse.Namespace) -> None:
         server_app(grid, Context(1, SERVER_NODE_ID, {}, RecordDict(), config))
 
 
-def add_devices(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd devices``."""
+def _add_devices(command: argparse.ArgumentParser) -> None:
     add_workers(command)
     command.add_argument(
         "--python", metavar="PATH", help="another interpreter: list what its torch sees"
@@ -219,10 +217,11 @@ def _devices(options: argparse.Namespace) -> None:
         words = [python, "-P", "-m", "flower_blsgd", "devices"]
         words += ["--workers", options.workers] if options.workers else []
         raise SystemExit(subprocess.run(words, check=False).returncode)
+    from rich import filesize
     from rich.console import Console
     from rich.table import Table
 
-    from ..devices.machine import accelerator_of, format_bytes, format_ids, this_machine
+    from ..devices.machine import accelerator_of, format_ids, this_machine
     from ..devices.worker_spec import OPTIONS, cores_note, parse_workers
 
     machine = this_machine()
@@ -233,7 +232,7 @@ def _devices(options: argparse.Namespace) -> None:
     table = Table(*columns, title="accelerators", title_justify="left")
     for device in machine.accelerators:
         its = accelerator_of(device)
-        memory = format_bytes(its.memory_bytes) if its.memory_bytes else "-"
+        memory = filesize.decimal(its.memory_bytes) if its.memory_bytes else "-"
         name = its.name.removeprefix("NVIDIA ")
         capability = ".".join(map(str, its.capability)) or "-"
         bfloat16 = ("yes" if its.has_bfloat16 else "no") if its.capability else "-"
@@ -257,8 +256,7 @@ def _devices(options: argparse.Namespace) -> None:
         console.print(note)
 
 
-def add_evaluate(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd evaluate``."""
+def _add_evaluate(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", help="folder of a run, such as runs/latest")
     command.add_argument("--data", default="", help="folder of the data, if it has moved")
     command.add_argument(
@@ -278,8 +276,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     )
 
 
-def add_prepare(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``blsgd prepare``."""
+def _add_prepare(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--again", action="store_true", help="prepare the data even if they are ready"
     )

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import filesize
+
 from ..errors import UsageError
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -230,21 +232,9 @@ def require_bytes(needed: int, what: str, advice: str = "") -> None:
     if free is not None and needed > free:
         hint = f"; {advice}" if advice else ""
         raise UsageError(
-            f"not enough memory: {what} needs {format_bytes(needed)}, but only "
-            f"{format_bytes(free)} is free{hint}"
+            f"not enough memory: {what} needs {filesize.decimal(needed)}, but only "
+            f"{filesize.decimal(free)} is free{hint}"
         )
-
-
-def format_bytes(count: float) -> str:
-    """Write a number of bytes with a unit.
-
-    >>> format_bytes(1_500_000), format_bytes(12)
-    ('1.5 MB', '12 bytes')
-    """
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"
 
 
 def _free_in_group(group: Path, limit: str, used: str) -> int | None:

@@ -30,14 +30,12 @@ class ArrayView(Array):
     class serialises, to the same bytes, only when the array goes over a wire. `numpy` returns the
     memory itself, so writing to it changes the array. It must not change while the record is in
     use. A pickle or a copy is a plain Array.
-
-    `dtype` is the name of the dtype, if known: querying numpy for it takes longer than the rest.
     """
 
-    def __init__(self, ndarray: AnyArray, dtype: str = "") -> None:
+    def __init__(self, ndarray: AnyArray) -> None:
         # Not through __setattr__, which invalidates serialised bytes.
         self.__dict__.update(
-            dtype=dtype or str(ndarray.dtype), shape=ndarray.shape, stype=_NUMPY, _memory=ndarray
+            dtype=str(ndarray.dtype), shape=ndarray.shape, stype=_NUMPY, _memory=ndarray
         )
 
     def numpy(self) -> AnyArray:
@@ -136,7 +134,8 @@ def memory_of(array: Array) -> AnyArray | None:
     except (TypeError, ValueError):
         return None
     dtype = np.dtype(array.dtype)
-    if not data.startswith(header) or len(data) != len(header) + dtype.itemsize * math.prod(shape):
+    num_bytes = len(header) + dtype.itemsize * math.prod(shape)
+    if not is_plain(dtype) or not data.startswith(header) or len(data) != num_bytes:
         return None
     elements = np.ndarray(shape, dtype, data, len(header), order="F" if fortran else "C")
     return np.ascontiguousarray(elements).reshape(shape)
@@ -188,11 +187,6 @@ class Layout:
     def of(cls, kinds: Iterable[Kind]) -> "Layout":
         """Return the layout of these arrays. Equal arguments give the same object."""
         return _layout_of(tuple(kinds))
-
-    @functools.cached_property
-    def names(self) -> list[str]:
-        """The names of the arrays."""
-        return [name for name, _, _ in self.kinds]
 
     @functools.cached_property
     def places(self) -> list[Place]:
@@ -255,7 +249,7 @@ class Flat:
 
     layout: Layout
     memory: AnyArray
-    arrays: tuple[Array, ...]
+    arrays: Mapping[str, Array]
     new_memory: NewMemory | None
 
     @property
@@ -293,7 +287,7 @@ def flat_record(
         view.__dict__.update(attributes)
         view.__dict__["_memory"] = memory
     record = record_of(arrays)
-    record.__dict__[_FLAT] = Flat(layout, memory, tuple(arrays.values()), new_memory)
+    record.__dict__[_FLAT] = Flat(layout, memory, arrays, new_memory)
     return record
 
 
@@ -314,10 +308,9 @@ def flat_like(
 def flat_of(record: ArrayRecord) -> Flat | None:
     """Return the memory of a contiguous record; None for other records and changed ones."""
     flat: Flat | None = record.__dict__.get(_FLAT)
-    if flat is None or len(record) != len(flat.arrays):
+    if flat is None or list(record) != list(flat.arrays):
         return None
-    same = all(map(operator.is_, record.values(), flat.arrays))
-    return flat if same and list(record) == flat.layout.names else None
+    return flat if all(map(operator.is_, record.values(), flat.arrays.values())) else None
 
 
 class FlatTensors(Mapping[str, AnyArray]):

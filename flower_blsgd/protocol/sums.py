@@ -3,9 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from ..fields import to_record
@@ -23,10 +21,6 @@ class SumOrder:
 
     weights: Sequence[float] = field(metadata={"limits": 0})
     slices: Sequence[ArrayRecord] = field(metadata={"wire": False})
-
-    def models(self) -> list[dict[str, npt.NDArray[Any]]]:
-        """Return the slices as arrays by name."""
-        return [{name: a.numpy() for name, a in record.items()} for record in self.slices]
 
     def to_records(self) -> RecordDict:
         """Return the content of the order's message; the slices are shared, not copied."""

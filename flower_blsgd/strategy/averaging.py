@@ -195,15 +195,13 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, list) else -1
 
 
-def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
+def average_momentum(outcomes: Sequence[Outcome]) -> ArrayRecord | None:
     """Average the optimizer states that were sent, by load; None without any.
 
     Each tensor is averaged over the workers that sent it. Step counters are averaged, too, and
     become fractions.
     """
     counted = [outcome for outcome in outcomes if outcome.load > 0]
-    if not counted:
-        return None
     of_workers = [outcome.load for outcome in counted]
     states, loads = once_per_node(counted, of_workers, lambda reply: reply.momentum)
     partial, _ = once_per_node(counted, of_workers, lambda reply: reply.momentum_loads)
@@ -211,7 +209,8 @@ def average_momentum(outcomes: Sequence[Outcome]) -> dict[str, AnyArray] | None:
         {**dict.fromkeys(state, load), **own}
         for state, load, own in zip(states, loads, partial, strict=True)
     ]
-    return average_by_load(states, sent) or None
+    momentum = average_by_load(states, sent)
+    return view_record(momentum) if momentum else None
 
 
 def once_per_node(

@@ -28,7 +28,6 @@ from ..algorithm.selection import Selection
 from ..config import check_ranges
 from ..engines.mailbox import MailboxGrid
 from ..errors import UsageError
-from ..flower.array_records import view_record
 from ..protocol import MOST_SKIPS, Average, Keys, MomentumPolicy, TrainOrder
 from .averaging import Averaging, average_metrics, average_momentum
 from .budget import Budget
@@ -336,7 +335,7 @@ class BiasedLocalSGD(TrainingLoop):
             momentum = average_momentum(outcomes)
         # `note_round` is last: it may change the speeds and tiers with which the others describe
         # the round. If the run is lost, this is raised when all have recorded the round.
-        self.planner.record(outcomes, view_record(momentum) if momentum else None)
+        self.planner.record(outcomes, momentum)
         metrics = average_metrics(outcomes, self.train_metrics_aggr_fn, self.weighted_by_key)
         self._learn_patience(round, outcomes)
         round.end()

@@ -86,7 +86,7 @@ class Connector:
         `min_workers` can train because the others failed to start.
         """
         registry = self.registry
-        online = set(grid.get_node_ids()) if registry.begun else self._wait(grid)
+        online = wait_for_nodes(grid, 0 if registry.begun else self.min_workers)
         for worker in registry.workers:
             if worker.present and worker.node_id not in online:
                 worker.forget_times()  # it may return on another device
@@ -165,7 +165,7 @@ class Connector:
         They also replace the speeds measured by the run.
         """
         planner, workers = self.planner, self.registry.active
-        training = planner.training(workers)
+        settings, training = planner.settings, planner.training(workers)
         overhead_seconds = self._overhead_seconds
         if planner.measures_in_rounds and not overhead_seconds:
             planner.measured = planner.measured or {}
@@ -174,13 +174,7 @@ class Connector:
             shape = planner.check(workers)
             averaging = replace(averaging, outer_optimizer=None)
             rows, _ = measure_rounds(
-                grid,
-                training,
-                arrays,
-                shape,
-                planner.settings.num_samples,
-                averaging,
-                planner.settings.keys,
+                grid, training, arrays, shape, settings.num_samples, averaging, settings.keys
             )
             if rows:
                 # Lower quartiles, because disturbances only lengthen a round and medians vary more.
@@ -189,7 +183,7 @@ class Connector:
                 )
                 for worker, seconds, size in zip(training, speeds, shape.batch_sizes, strict=True):
                     counts = worker.measured and self.clock == "wall"
-                    if counts and size == worker.own_batch(planner.settings.batch_size):
+                    if counts and size == worker.own_batch(settings.batch_size):
                         worker.profile = replace(worker.profile, seconds_per_step=seconds)
                 self.registry.assign_tiers()
         planner.take_steps(planner.fewest_steps(workers, overhead_seconds))
@@ -288,21 +282,9 @@ class Connector:
         self._speeds_are_due |= bool(found)
         registry.register(found, failed)
 
-    def _wait(self, grid: Grid) -> set[int]:
-        logged = -1
-        while len(online := set(grid.get_node_ids())) < self.min_workers:
-            if len(online) != logged:
-                logged = len(online)
-                _LOG.info("waiting: %d of %d nodes are connected", logged, self.min_workers)
-            time.sleep(_POLL_SECONDS)
-        return online
-
     def _measure_speeds(self, grid: Grid, first_new: int) -> None:
-        registry, planner, batch_size = (
-            self.registry,
-            self.planner,
-            self.planner.settings.batch_size,
-        )
+        registry, planner = self.registry, self.planner
+        batch_size = planner.settings.batch_size
         known = [w for w in registry.active if w.profile.device != UNKNOWN_DEVICE]
         by_speed = planner.settings.step_policy.needs_speeds
         needed = any(not w.profile.tier or (by_speed and not w.profile.steps) for w in known)
@@ -474,3 +456,14 @@ def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
         seconds = profile.seconds_per_step or assumed
         filled.append(replace(profile, tier=tier, seconds_per_step=seconds))
     return filled
+
+
+def wait_for_nodes(grid: Grid, at_least: int) -> set[int]:
+    """Wait until so many nodes are connected, and return all of them."""
+    logged = -1
+    while len(online := set(grid.get_node_ids())) < at_least:
+        if len(online) != logged:
+            logged = len(online)
+            _LOG.info("waiting: %d of %d nodes are connected", logged, at_least)
+        time.sleep(_POLL_SECONDS)
+    return online

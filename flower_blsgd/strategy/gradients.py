@@ -11,7 +11,6 @@ from flwr.serverapp.exception import AggregationError
 
 from ..engines.features import features_of
 from ..errors import UsageError
-from ..flower.array_records import view_record
 from ..protocol import Brings, TrainOrder
 from .averaging import Averaging, average_momentum
 from .planner import Planner
@@ -84,8 +83,7 @@ class KeptModel:
         model, weights = self.averaging.next_model(round, outcomes)
         if not any(weights):
             raise AggregationError("no worker has kept the model; resume from the last checkpoint")
-        momentum = average_momentum(outcomes)
-        self.planner.averaged_momentum = view_record(momentum) if momentum else None
+        self.planner.averaged_momentum = average_momentum(outcomes)
         self.model, self.orders = model, ()
         return model
 

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from ..algorithm.averaging import weighted_average
 from ..algorithm.tensor_sum import AnyArray
-from ..flower.array_records import view_record
+from ..flower.array_records import tensors_of, view_record
 from ..protocol import TRAIN_SUM, Failure, SumOrder, SumReport
 from .messages import read_answer, replies_to
 from .replies import ModelShape
@@ -84,7 +84,7 @@ class SlowWorkerReduce:
         if worker.note_failure(f"{sums.kind}, summing"):
             what = "%s did not sum its slice, so the server does: %s"
             _LOG.warning(what, worker.label, sums.brief)
-        return weighted_average(order.models(), order.weights)
+        return weighted_average([tensors_of(part) for part in order.slices], order.weights)
 
 
 def _flat(model: Mapping[str, AnyArray]) -> dict[str, AnyArray]:

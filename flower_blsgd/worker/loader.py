@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from ..devices.machine import usable_cores
 from ..errors import first_line
@@ -97,7 +97,7 @@ def read_ahead(
     They begin to read when the function is called, serve all later calls, and end with this
     process. After an error, such as a process that was killed, the next call starts new ones.
     """
-    wanted = _WantedBatches()
+    wanted: list[Wanted] = []
 
     def loader() -> DataLoader[Any]:
         return DataLoader(
@@ -123,7 +123,7 @@ def read_ahead(
     def begin(batches: Sequence[Wanted]) -> Iterator[Any]:
         if not loaders:
             loaders.append(loader())
-        wanted.batches = batches
+        wanted[:] = batches
         try:
             iterator = iter(loaders[0])
             yield  # to `read`: the processes read from now on
@@ -139,19 +139,6 @@ def read_ahead(
             raise
 
     return read
-
-
-class _WantedBatches(Sampler[Wanted]):
-    """The batches that the processes read next."""
-
-    def __init__(self) -> None:
-        self.batches: Sequence[Wanted] = ()
-
-    def __iter__(self) -> Iterator[Wanted]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def _unchanged(batch: Any) -> Any:

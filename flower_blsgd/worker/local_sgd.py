@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from flwr.app import ArrayRecord, RecordDict
+from rich import filesize
 from torch import Tensor, nn
 
-from ..devices.machine import format_bytes
 from ..errors import UsageError, is_out_of_memory
 from ..flower.array_records import view_record
 from ..protocol import GRAD_SCALER, ProtocolError, TrainOrder, TrainReport
@@ -440,11 +440,11 @@ class LocalSGD:
 
     def _no_room(self) -> UsageError:
         """Return a one-line error about memory outside of steps: the worker, phase and bytes."""
-        num_bytes = sum(tensor.nbytes for tensor in sent_tensors(self.model).values())
-        free = free_bytes_on(self.device)
+        sizes = filesize.decimal(sum(t.nbytes for t in sent_tensors(self.model).values()))
+        if (free := free_bytes_on(self.device)) is not None:
+            sizes += f", {filesize.decimal(free)} free"
         return UsageError(
-            f"worker {self._name}: out of memory on {self.device} while {self._phase} "
-            f"({format_bytes(num_bytes)}{'' if free is None else f', {format_bytes(free)} free'}); "
+            f"worker {self._name}: out of memory on {self.device} while {self._phase} ({sizes}); "
             "end other programs on this device, name fewer workers for it, or use a smaller model"
         )
 

@@ -80,28 +80,16 @@ class LocalStep:
         (torch.default_generator if on_cpu else torch).manual_seed(seed)
         self._generator.manual_seed(seed)
 
-    def run(
-        self,
-        batch: Any,
-        size: int,
-        weights: Tensor | None = None,
-        micro_batch_size: int | None = None,
-    ) -> Tensor:
+    def run(self, batch: Any, size: int, weights: Tensor | None = None) -> Tensor:
         """Run one step on a batch of `size` samples: augment, forward, loss, backward, optimizer.
 
         Returns the losses of `gradient`.
         """
-        losses = self.gradient(batch, size, weights, micro_batch_size)
+        losses = self.gradient(batch, size, weights)
         self.update()
         return losses
 
-    def gradient(
-        self,
-        batch: Any,
-        size: int,
-        weights: Tensor | None = None,
-        micro_batch_size: int | None = None,
-    ) -> Tensor:
+    def gradient(self, batch: Any, size: int, weights: Tensor | None = None) -> Tensor:
         """Compute the gradient of a batch, which is finite in float16; return its losses.
 
         The gradient is that of the mean of the weighted losses. It is not divided by the sum of the
@@ -114,7 +102,7 @@ class LocalStep:
         if self._channels_last:
             batch = map_tensors(batch, channels_last_images)
         for _ in range(MOST_SKIPS):
-            losses = self._backward(batch, size, weights, micro_batch_size)
+            losses = self._backward(batch, size, weights)
             if self.scaler is None or self.scaler.unscale(self.optimizer):
                 return losses
             self.skipped += 1
@@ -123,18 +111,15 @@ class LocalStep:
             f"{MOST_SKIPS}; use a smaller learning rate, or precision = bfloat16 or float32"
         )
 
-    def _backward(
-        self, batch: Any, size: int, weights: Tensor | None, micro_batch_size: int | None
-    ) -> Tensor:
+    def _backward(self, batch: Any, size: int, weights: Tensor | None) -> Tensor:
         """Compute the gradient of a batch; return its losses."""
         self.optimizer.zero_grad()
-        most = self.micro_batch_size if micro_batch_size is None else micro_batch_size
-        if not 0 < most < size:
+        if not 0 < self.micro_batch_size < size:
             losses = self._losses(batch, size)
             self._backpropagate((losses if weights is None else losses * weights).mean())
             return losses.detach()
         parts, done = [], 0
-        for some, count in micro_batches(batch, size, most):
+        for some, count in micro_batches(batch, size, self.micro_batch_size):
             losses = self._losses(some, count)
             parts.append(losses.detach())
             if weights is not None:
@@ -193,12 +178,13 @@ class LocalStep:
 
     def try_eagerly(self, batch: Any, size: int, micro_batch_size: int) -> None:
         """Run a step without the compiled model, whose effect is undone."""
-        forward, self._forward = self._forward, self._model
+        before = self._forward, self.micro_batch_size
+        self._forward, self.micro_batch_size = self._model, micro_batch_size
         try:
             with self._trial():
-                self.run(batch, size, micro_batch_size=micro_batch_size)
+                self.run(batch, size)
         finally:
-            self._forward = forward
+            self._forward, self.micro_batch_size = before
 
     @contextlib.contextmanager
     def _trial(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from ..devices.worker_spec import (
     worker_from_node_config,
 )
 from ..errors import UsageError
-from ..flower.array_records import view_record
+from ..flower.array_records import tensors_of, view_record
 from ..protocol import SumOrder, SumReport, TrainOrder, WorkerProfile
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def answer_sum(message: Message) -> Message:
     """
     order = SumOrder.from_message(message)
     started_at, start = time.time(), time.perf_counter()
-    summed = weighted_average(order.models(), order.weights)
+    summed = weighted_average([tensors_of(part) for part in order.slices], order.weights)
     ended_at = started_at + time.perf_counter() - start
     return SumReport(view_record(summed), started_at, ended_at).to_reply(message)
 

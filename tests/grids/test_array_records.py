@@ -18,6 +18,7 @@ from flower_blsgd.flower.array_records import (
     flat_like,
     flat_of,
     flat_record,
+    memory_of,
     record_of,
     tensors_of,
     view_record,
@@ -95,6 +96,11 @@ def test_numpy_of_a_view_is_the_memory_and_of_a_private_array_a_copy_each_time()
     assert view.is_dirty
     with pytest.raises(TypeError, match="unhashable"):
         hash(view)
+
+
+def test_other_elements_than_numbers_times_and_texts_have_no_memory() -> None:
+    for elements in (np.zeros(2, "V2"), np.zeros(2, "f4,i4")):
+        assert memory_of(Array(elements)) is memory_of(ArrayView(elements)) is None
 
 
 def test_objects_are_refused_where_flower_refuses_them(kind: type[ArrayView]) -> None:

@@ -5,9 +5,11 @@ import os
 import signal
 import site
 import sys
+import threading
 import uuid
 import venv
 from importlib.metadata import version
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 import flower_blsgd
 from flower_blsgd.devices.machine import usable_cores
 from flower_blsgd.devices.worker_spec import cores_note, parse_workers
+from flower_blsgd.engines.local.elsewhere import OtherProcess
 
 from ..faults.kill_server import printed, running
 from ..refusal import refusal
@@ -77,6 +80,15 @@ def test_its_process_ends_with_the_server(
         server.wait()
         mine = f"BLSGD_ELSEWHERE_TEST={mark}"
         assert wait_until(lambda: not living(mine)), living(mine)
+
+
+def test_what_cannot_be_pickled_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: started.append(None))
+    control, theirs = Pipe()
+    with control, theirs, pytest.raises(TypeError, match="pickle"):
+        OtherProcess(sys.executable, {}, (print, (control, threading.Lock())), None)
+    assert not started
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:

@@ -36,6 +36,11 @@ class OtherProcess:
     ) -> None:
         *others, (control, *arguments) = work
         printing = None if output is None else output.fileno()
+        # A path of another Python cannot be unpickled.
+        sent = [
+            (isinstance(one, Path), str(one) if isinstance(one, Path) else one) for one in arguments
+        ]
+        content = pickle.dumps((_users_paths(), str(_ROOT), control.fileno(), others, sent))
         self._process = subprocess.Popen(
             [python, "-P", "-m", __name__],
             env=dict(environment),
@@ -46,11 +51,6 @@ class OtherProcess:
             process_group=0,
         )
         self.pid = self._process.pid
-        # A path of another Python cannot be unpickled.
-        sent = [
-            (isinstance(one, Path), str(one) if isinstance(one, Path) else one) for one in arguments
-        ]
-        content = pickle.dumps((_users_paths(), str(_ROOT), control.fileno(), others, sent))
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # it has ended
             self._process.stdin.write(len(content).to_bytes(_LENGTH_BYTES, "little") + content)
