@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.amp.autocast_mode import is_autocast_available
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
@@ -113,7 +115,7 @@ class LossScaler:
     def load(self, state: npt.NDArray[np.float32] | None) -> None:
         """Restore a state; None resets it to the initial scale."""
         scale, steps = (LOSS_SCALE, 0) if state is None else (float(state[0]), int(state[1]))
-        self._scaler = torch.amp.GradScaler(self._device.type, init_scale=scale)
+        self._scaler = GradScaler(self._device.type, init_scale=scale)
         self._scaler.load_state_dict({**self._scaler.state_dict(), "_growth_tracker": steps})
 
     @property
@@ -167,7 +169,7 @@ def check_precision(precision: str, device: torch.device) -> Precision:
     if precision not in PRECISIONS:
         known = ", ".join(map(repr, PRECISIONS))
         raise UsageError(f"precision = {precision!r} must be one of {known}")
-    if precision in _SHORT and not torch.amp.is_autocast_available(device.type):
+    if precision in _SHORT and not is_autocast_available(device.type):
         raise UsageError(
             f'precision = "{precision}" does not work on {device.type}; use "float32" there'
         )

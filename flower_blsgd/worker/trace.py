@@ -28,7 +28,8 @@ def traced(file: Path, server_round: int) -> Iterator[bool]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from torch.profiler import profile
 
-    with profile() as profiler:  # all activities that torch supports here
+    # All activities that torch supports here. torch 2.11 warns that it might keep too little.
+    with profile(acc_events=True) as profiler:
         yield True
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

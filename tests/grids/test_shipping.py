@@ -60,6 +60,7 @@ OBJECTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch 2.11
 @pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
 def test_every_tensor_and_array_arrives(make: Callable[[], Any]) -> None:
     sent = make()
