@@ -60,7 +60,7 @@ def evaluate_sums(
     source = BatchSource(samples, device, move=False, collate=collate, loader_workers=processes)
     model = model.to(device).eval()
     if channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]
     summed_on = device if device.type in ("cpu", "cuda") else "cpu"  # others may have no float64
     names: list[str] = []
     sums: list[Tensor] = []

@@ -162,7 +162,7 @@ class LocalSGD:
         self.device = torch.device(device)
         self.model = model.to(self.device)
         if channels_last:
-            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]
         self._name = name or str(self.device)
         self._slowdown = slowdown
         self._phase = ""
