@@ -3,6 +3,7 @@
 Real processes start the adapter in tests/examples/test_scripts.py.
 """
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.models.pretrained import import_transformers
 from flower_blsgd.protocol import EvaluateOrder, TrainOrder, TrainReport
 from flower_blsgd.session.exchange import HERE, Exchange
+from flower_blsgd.session.session import Session
 from flower_blsgd.worker.model_io import state_record
 
 from ..refusal import refusal
@@ -231,6 +233,28 @@ def test_only_the_main_worker_saves_and_logs_and_only_averaged_models(
     # The model of the order that came after the round, not that of the worker's own steps.
     values = [load_weight(path) for path in saved]
     assert values == ([0.5, 0.0, 0.75] if is_main else [])
+
+
+@pytest.mark.parametrize(("strategy", "steps"), [("steps", [5, 10, 15]), ("epoch", [10])])
+def test_saving_does_not_count_as_computing(
+    strategy: str, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[None] = []
+
+    @contextlib.contextmanager
+    def paused(_: Session) -> Iterator[None]:
+        pauses.append(None)
+        yield
+        pauses.pop()
+
+    saved: list[tuple[int, int]] = []
+    monkeypatch.setattr(Session, "paused", paused)
+    launcher = Launcher()
+    trainer = trainer_of(num_train_epochs=9, max_steps=-1, save_strategy=strategy, save_steps=5)
+    trainer._save_checkpoint = lambda *_: saved.append((trainer.state.global_step, len(pauses)))
+    trainer.add_callback(BlsgdCallback(trainer))
+    launcher.run(trainer.train, *(order_of(k, 5, k / 4) for k in (1, 2, 3)))
+    assert saved[: len(steps)] == [(step, 1) for step in steps]
 
 
 def load_weight(folder: Path) -> float:
