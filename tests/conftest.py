@@ -76,6 +76,7 @@ class Progress:
 
 @pytest.hookimpl(trylast=True)  # after the reporter
 def pytest_configure(config: pytest.Config) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, also in all that tests start
     if getattr(config.option, "numprocesses", None):
         config.pluginmanager.register(Progress(config))
 
