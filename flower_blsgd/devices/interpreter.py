@@ -8,7 +8,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from ..errors import UsageError
@@ -51,14 +51,6 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
 
 def _versions() -> dict[str, str]:
     return {"Python": platform.python_version(), **installed(_PACKAGES)}
-
-
-def here() -> Interpreter:
-    """Return what this interpreter has."""
-    machine = this_machine()
-    return Interpreter(
-        _versions(), {device: machine.problem(device) for device in machine.accelerators}
-    )
 
 
 @functools.cache
@@ -108,4 +100,6 @@ def differences(python: str) -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(here())))  # noqa: T201
+    machine = this_machine()
+    problems = {device: machine.problem(device) for device in machine.accelerators}
+    print(json.dumps({"versions": _versions(), "accelerators": problems}))  # noqa: T201

@@ -1,4 +1,4 @@
-"""What counts as a step of a script."""
+"""Decision on what counts as a step of a script."""
 
 import sys
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _REMINDER_SECONDS = 60.0
 
 
 class StepCounting:
-    """What counts as a step: calls of `Session.step`, or steps of the optimizer.
+    """Decision whether calls of `Session.step` are counted, or steps of the optimizer.
 
     The first call of `step` decides it, or the second step of the optimizer without a call before.
     `is_done` returns whether the run is over.

@@ -354,7 +354,7 @@ class Session:
         orders.note(samples, losses)
 
     def _begin_optimizer_step(self, *_: Any) -> None:
-        """At the second step, note the first one, unless the script has called `step`."""
+        """Note the first step at the second one, unless the script has called `step`."""
         orders = self._orders
         assert orders is not None
         if self._counting.begin_step(is_training=orders.has_begun and not self.done):

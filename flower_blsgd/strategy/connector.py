@@ -459,7 +459,7 @@ def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:
 
 
 def wait_for_nodes(grid: Grid, at_least: int) -> set[int]:
-    """Wait until so many nodes are connected, and return all of them."""
+    """Wait until this number of nodes is connected, and return all that are."""
     logged = -1
     while len(online := set(grid.get_node_ids())) < at_least:
         if len(online) != logged:
