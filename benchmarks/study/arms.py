@@ -16,10 +16,11 @@ S = TypeVar("S")
 class Setting:
     """What an arm chooses: what `LISTS` has, and the learning rate to begin with.
 
-    `batch` and `steps` (per round, or per outer step) are those of the fast device; 0 steps are
-    ``local-steps-fast = "auto"``. `accumulate` is the batches per optimizer step of DDP, `sync_bn`
+    `batch` and `steps` (per round, or per outer step) are those of the fast device, but for
+    gradients of images, where `batch` is the mean of both devices; 0 steps are ``local-steps-fast =
+    "auto"``. `accumulate` is the batches per optimizer step of DDP, `sync_bn`
     whether its ranks have the statistics of BatchNorm in common. Without `outer_rate` there is no
-    outer optimizer. `weights`, `overlap` and `wire` are settings of this project.
+    outer optimizer. `weights` and `overlap` are settings of this project, `wire` also of DDP.
     """
 
     rate: float

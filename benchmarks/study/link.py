@@ -24,7 +24,7 @@ INTERFACE = "link0"
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 ROOT = Path(__file__).parents[2]
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
-_MOST_PACKETS = 1000
+_MOST_PACKETS, _JOIN_SECONDS = 1000, 5.0
 
 
 def why_not() -> str:
@@ -39,7 +39,8 @@ class Link:
     """Two namespaces and what lies between them, while the context is open."""
 
     def __enter__(self) -> "Link":
-        self._holders, self._fds = [], []
+        self._holders, self._fds, self._over = [], [], threading.Event()
+        self._threads: list[threading.Thread] = []
         for address in ADDRESSES:
             here, there = socket.socketpair()
             command = ("unshare", "--net", sys.executable, "-m", "benchmarks.study.link")
@@ -56,36 +57,51 @@ class Link:
         for source, sink in (self._fds, self._fds[::-1]):
             on_the_way: queue.Queue[tuple[float, bytes]] = queue.Queue(_MOST_PACKETS)
             for work, fd in ((_hold_back, source), (_deliver, sink)):
-                threading.Thread(target=work, args=(fd, on_the_way), daemon=True).start()
+                arguments = fd, on_the_way, self._over
+                self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         for holder in self._holders:
             holder.kill()
             holder.wait()
-        # The threads end with the devices, and those with their namespaces and descriptors.
-        for fd in self._fds:
-            os.close(fd)
+        # Reading ends with the devices, and those with their namespaces. Nobody may write to a
+        # descriptor that is closed: its number may be that of the next process's pipe.
+        self._over.set()
+        for thread in self._threads:
+            thread.join(_JOIN_SECONDS)
+        if not any(thread.is_alive() for thread in self._threads):
+            for fd in self._fds:
+                os.close(fd)
 
     def inside(self, end: int) -> list[str]:
         """Return what a command begins with to run at one end, 0 or 1."""
         return ["nsenter", f"--net=/proc/{self._holders[end].pid}/ns/net"]
 
 
-def _hold_back(fd: int, on_the_way: "queue.Queue[tuple[float, bytes]]") -> None:
+def _hold_back(
+    fd: int, on_the_way: "queue.Queue[tuple[float, bytes]]", over: threading.Event
+) -> None:
     free_at = time.monotonic()
     with contextlib.suppress(OSError):
         while data := os.read(fd, 1 << 16):
             free_at = max(free_at, time.monotonic()) + 8 * len(data) / BITS_PER_SECOND
+            if over.is_set():
+                break
             on_the_way.put((free_at + DELAY_SECONDS, data))
 
 
-def _deliver(fd: int, on_the_way: "queue.Queue[tuple[float, bytes]]") -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            due, data = on_the_way.get()
+def _deliver(
+    fd: int, on_the_way: "queue.Queue[tuple[float, bytes]]", over: threading.Event
+) -> None:
+    while not over.is_set():
+        with contextlib.suppress(OSError, queue.Empty):
+            due, data = on_the_way.get(timeout=0.1)
             time.sleep(max(0.0, due - time.monotonic()))
-            os.write(fd, data)
+            if not over.is_set():
+                os.write(fd, data)
 
 
 def _hold(fd: int, address: str) -> None:

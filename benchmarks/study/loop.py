@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.nn.functional import all_reduce
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,7 +32,9 @@ from flower_blsgd.worker.optimizer import make_optimizer, set_learning_rate
 from .tasks import finished, loaded
 
 _STEPS_BETWEEN_WORDS = 16
-"""So often rank 0 tells the others how much of the budget is over."""
+"""So often rank 0 tells the others how much of the budget is over; in batches, if these are
+accumulated.
+"""
 
 _WARM_UP_STEPS = 5
 _KEPT: list["Rank"] = []
@@ -46,9 +49,10 @@ class Settings:
 
     `cores`, `gaps` and `batches` are those of each rank. A rank repeats its work by its gap: a
     device that is really slower keeps computing. A batch of 0 is what a rank computes while rank 0
-    does its own. Only the last of `accumulate` batches is summed over ranks. `outer` has the steps
-    per outer step, its rate and its Nesterov momentum. Ranks meet at `address`, or in the folder.
-    The weights are written to `save`.
+    does its own, rounded down, or with `nearest` to what gives more samples per second. With
+    `wire`, gradients travel in float16. Only the last of `accumulate` batches is summed over
+    ranks. `outer` has the steps per outer step, its rate and its Nesterov momentum. Ranks meet at
+    `address`, or in the folder. The weights are written to `save`.
     """
 
     task: Mapping[str, Any]
@@ -61,6 +65,8 @@ class Settings:
     steps: int = 0
     accumulate: int = 1
     sync_bn: bool = False
+    nearest: bool = False
+    wire: str = "float32"
     outer: tuple[int, float, float] | None = None
     folder: str = ""
     interface: str = "lo"
@@ -124,6 +130,8 @@ class Rank:
         self.forward = DistributedDataParallel(
             self.net, broadcast_buffers=False, gradient_as_bucket_view=True
         )
+        if self.settings.wire != "float32":  # gloo has no bfloat16
+            self.forward.register_comm_hook(None, fp16_compress_hook)
 
     def step(self, samples: Tensor) -> None:
         """Do an optimizer step on these samples."""
@@ -235,7 +243,7 @@ def _trained(settings: Settings, rank: Rank, batches: list[int]) -> dict[str, An
         steps += 1
         if settings.steps:
             share = steps / settings.steps
-        elif world == 1 or steps % _STEPS_BETWEEN_WORDS == 0:
+        elif world == 1 or steps % max(1, _STEPS_BETWEEN_WORDS // settings.accumulate) == 0:
             share = (time.perf_counter() - began) / settings.seconds
             if world > 1:
                 word[0] = share
@@ -268,6 +276,14 @@ def _batches(settings: Settings, rank: Rank) -> list[int]:
     distributed.all_gather(speeds, own)
     until = (speeds[0][0] + speeds[0][1] * largest).item()
     fitting = [min(largest, max(1, int((until - s[0]) / s[1] + 1e-6))) for s in speeds]
+    if settings.nearest:
+        fitting = [
+            max(
+                (fits, min(largest, fits + 1)),
+                key=lambda n: (largest + n) / max(until, (s[0] + s[1] * n).item()),
+            )
+            for fits, s in zip(fitting, speeds, strict=True)
+        ]
     return [batch or fits for batch, fits in zip(batches, fitting, strict=True)]
 
 

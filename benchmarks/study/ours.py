@@ -37,6 +37,9 @@ def result_of(out: Path, task: dict[str, Any], seed: int) -> dict[str, Any]:
         "local_steps": [worker["local_steps"] for worker in summary["workers"]],
         "failures": len(summary["failures"]),
     }
+    if rounds:
+        last = rounds[-1]["workers"]
+        result["batches"] = [one["num_examples"] / max(1, one["local_steps"]) for one in last]
     if len(rounds) > 1:  # without the first
         first = rounds[0]
         seconds = result["training_seconds"] - first["planning_seconds"] - first["round_seconds"]

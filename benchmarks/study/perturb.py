@@ -88,12 +88,21 @@ class Arm:
         found = []
         for name, factors in self.factors.items():
             values = [getattr(choice, name) * factor for factor in factors]
-            found += [replace(choice, **{name: float(f"{value:.4g}")}) for value in values]
+            found += [replace(choice, **{name: _exact(value)}) for value in values]
         for name, listed in self.lists.items():
             at = listed.index(getattr(choice, name))
             near = (*listed[max(0, at - 1) : at], *listed[at + 1 : at + 2])
             found += [replace(choice, **{name: value}) for value in near]
         return found
+
+
+def _exact(value: float) -> float:
+    """Return a value as that of a start times a power of the root of 2, so that equal ones are."""
+    for start in (0.1, 0.001):
+        exact = start * 2.0 ** (round(2 * math.log2(value / start)) / 2)
+        if math.isclose(exact, value, rel_tol=1e-3):
+            return exact
+    return value
 
 
 _TWO = (0.5, 2.0)

@@ -96,10 +96,11 @@ class Results:
             self.budgets[row["seconds"]][row["seed"]] = value_of(row)
 
     def values(self, key: Key) -> Values:
-        """Return what an arm reached; of the fast device alone in the time nearest to the arms'."""
+        """Return what an arm reached; of the fast device alone in the time of the arms, if any."""
         seconds = next((r["seconds"] for k, own in self.rows.items() if k != ALONE for r in own), 0)
         if key == ALONE and self.budgets:
-            return self.budgets[min(self.budgets, key=lambda one: abs(one - seconds))]
+            nearest = min(self.budgets, key=lambda one: abs(one - seconds))
+            return self.budgets[nearest] if abs(nearest - seconds) <= 0.05 * seconds else {}
         return {row["seed"]: value_of(row) for row in self.rows[key]}
 
     def speedup(self, key: Key, rival: Key) -> Speedup | None:
@@ -272,7 +273,8 @@ def better_models(name: str, gap: float, rows: Rows, scale: Scale) -> str:
     for arm in tuning.plan.arms:
         if arm.kind == "models" and arm.gap == gap:
             setting: Setting | None = tuning.found[arm.name, gap]
-            runs = [run for run in tuning.runs if (run.setting, run.gap) == (setting, gap)]
+            own = (run for run in tuning.runs if run.kind == "models")
+            runs = [run for run in own if (run.setting, run.gap) == (setting, gap)]
             values = [value_of(done[run.key]) for run in runs if run.key in done]
             means |= {arm.name: fmean(values)} if values else {}
     return max(means, key=lambda arm: means[arm], default="")

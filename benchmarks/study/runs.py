@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -107,8 +106,8 @@ def counting(rows: Sequence[Row]) -> dict[str, Row]:
 def on_one_machine(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that may be compared: of each seed, and of each arm that is tuned.
 
-    They are those of the machine with the most of them, so what was begun on one machine can be
-    repeated on another.
+    They are those of the machine with the last one, so what was begun on one machine is repeated on
+    another.
     """
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
@@ -116,8 +115,7 @@ def on_one_machine(rows: Sequence[Row]) -> list[Row]:
         groups.setdefault(tuple(row[name] for name in names), []).append(row)
     kept: list[Row] = []
     for own in groups.values():
-        most = Counter(row["machine"] for row in own).most_common(1)[0][0]
-        kept += [row for row in own if row["machine"] == most]
+        kept += [row for row in own if row["machine"] == own[-1]["machine"]]
     return kept
 
 
@@ -131,7 +129,7 @@ def is_due(run: Run, rows: Sequence[Row], most_tries: int = MOST_TRIES) -> bool:
 
 def _is_unsteady(row: Row, rows: Sequence[Row]) -> bool:
     """Return whether a run trained on far fewer samples than others of its arm and budget."""
-    same = ("arm", "gap", "setting", "seconds", "neighbor")
+    same = ("arm", "gap", "setting", "seconds", "neighbor", "link", "machine")
     every = counting(rows).values()
     samples = [one["samples"] for one in every if all(one[key] == row[key] for key in same)]
     return len(samples) >= FEWEST_STEADY and row["samples"] < STEADY * median(samples)
@@ -233,6 +231,8 @@ def loop_settings(run: Run, places: Places) -> dict[str, Any]:
         "batches": [one.batch, 0][:ranks],
         "accumulate": one.accumulate,
         "sync_bn": one.sync_bn,
+        "nearest": run.task != "images",
+        "wire": one.wire,
         "outer": [one.steps, one.outer_rate, one.outer_momentum] if one.outer_rate else None,
     }
 
@@ -256,6 +256,13 @@ def our_settings(run: Run, places: Places) -> dict[str, Any]:
     }
     if run.kind == "gradients":
         settings["average"] = "gradients"
+        slow = round(one.batch / run.gap)
+        if run.task != "images" and slow > 1:  # else the batch is the mean of the devices'
+            settings["steps"] = "one"
+            settings["workers"] = (
+                f"1x cpu:{FAST_CORE} fast batch={one.batch}; "
+                f"1x cpu:{SLOW_CORE} slow slowdown={run.gap:g} batch={slow}"
+            )
     elif one.steps:
         settings["local-steps-fast"] = one.steps
         settings["local-steps-slow"] = max(1, int(one.steps / run.gap + 1e-9))

@@ -102,7 +102,7 @@ COMPARISONS: Mapping[str, Comparison] = {
         "python",
         (
             Arm("alone", "loop", 1, (), "python/alone"),
-            Arm("ddp", "ddp", 2, ("rate", "accumulate"), _ON_LINK),
+            Arm("ddp", "ddp", 2, ("rate", "accumulate", "wire"), _ON_LINK),
             Arm("blocking", "models", 2, ("rate", "steps"), _ON_LINK, {"accumulate": 1}),
             Arm("overlapped", "models", 2, ("rate", "steps", "wire"), "blocking", _LATE),
         ),
