@@ -1,9 +1,11 @@
 """The images of the benchmarks: a part of CIFAR-10, or made-up ones of the same shape."""
 
 import argparse
+import io
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from flower_blsgd import Task
@@ -62,6 +64,29 @@ def some_images(data: str, model_name: str) -> Task:
         test=(tested[:TEST_IMAGES], answers[:TEST_IMAGES]),
         data_fingerprint=f"{whole.data_fingerprint} {count}",
     )
+
+
+def carried_images(data: str, model_name: str) -> Task:
+    """Return the task of parquet files, read without the library ``datasets``."""
+    files = (next(Path(data).glob(f"{part}-*.parquet")) for part in ("train", "test"))
+    train, test = map(_decoded, files)
+    return Task(
+        model=lambda: BENCHMARKS["cifar10"].maker(model_name)(10, False),
+        train=train,
+        test=test,
+        augment=random_crop_and_flip,
+    )
+
+
+def _decoded(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    import pyarrow.parquet
+    from PIL import Image
+
+    table = pyarrow.parquet.read_table(file).to_pydict()
+    stored = (io.BytesIO(one["bytes"]) for one in table["img" if "img" in table else "image"])
+    pixels = np.stack([np.asarray(Image.open(one).convert("RGB")) for one in stored])
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    return images, torch.tensor(table["label"])
 
 
 def _made_up(count: int) -> tuple[torch.Tensor, torch.Tensor]:

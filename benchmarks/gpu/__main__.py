@@ -194,7 +194,8 @@ def _clocks() -> Iterator[Any]:
     def clocks() -> dict[str, Any]:
         nonlocal seen
         rows = path.read_text().splitlines() if path.exists() else []
-        sm = [int(row.split(",")[1]) for row in rows[seen:] if row.count(",") == 6]
+        found = (row.split(",")[1].strip() for row in rows[seen:] if row.count(",") == 6)
+        sm = [int(clock) for clock in found if clock.isdigit()]  # a card may not say it
         seen = len(rows)
         return {"sm_clock_mhz": [min(sm), max(sm)]} if sm else {}
 

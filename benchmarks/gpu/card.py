@@ -53,7 +53,6 @@ from flower_blsgd.worker import MODULES
 for module in (*_PRELOAD, *MODULES):
     importlib.import_module(module)
 import torch
-torch.cuda.is_available()
 assert not torch.cuda.is_initialized(), "the imports initialized CUDA"
 child = os.fork()
 if not child:

@@ -153,7 +153,8 @@ def gain(lines: Lines) -> None:
     if not data.is_dir():
         lines.rows([not_run("accuracy on CIFAR-10", "python -m benchmarks.gpu.prepare", "of 1")])
         return
-    settings = {"task": "cifar10", "data": data, "model": "resnet8", "batch-size": 32}
+    settings = {"task": "benchmarks.images:carried_images", "data": data, "model": "resnet8"}
+    settings |= {"batch-size": 32}
     settings |= {"seconds": seconds, "evaluate-every-epochs": 100, "min-workers": 1}
     base: dict[str, float] = {}
     for workers in (f"1x {CARD} fast", f"1x {CARD} fast; 1x {_OTHER} slow slowdown=2"):

@@ -19,6 +19,14 @@ from ..in_process_grid import same_bits
 
 NUM_SAMPLES, SIZE, STEPS = 40, 4, 3
 
+SECOND_CARD = pytest.param(
+    "cuda:1",
+    marks=[
+        pytest.mark.cuda,
+        pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+    ],
+)
+
 
 def data() -> tuple[Tensor, Tensor]:
     """Return images of 3x6x6 and labels of four classes."""

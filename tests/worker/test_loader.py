@@ -19,7 +19,7 @@ from flower_blsgd.worker.batches import BatchSource
 from flower_blsgd.worker.loader import loader_workers
 
 from ..grids.processes import is_alive, wait_until
-from .helpers import close, data, independent_model, independent_order, same
+from .helpers import SECOND_CARD, close, data, independent_model, independent_order, same
 
 CPU = torch.device("cpu")
 
@@ -125,7 +125,7 @@ def test_processes_end_with_a_worker_that_is_killed() -> None:
     assert wait_until(lambda: not is_alive(reader))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:1", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("device", ["cpu", SECOND_CARD])
 def test_worker_trains_the_same_with_processes(device: str) -> None:
     """Dropout of the model draws from another stream than the transforms."""
     whole, here, ahead = (

@@ -169,7 +169,7 @@ def test_out_of_memory_names_what_fits(cut: bool) -> None:
     advice = (
         r"micro-batches of [24] fit: set micro-batch-size = " if cut else r"a batch of [24] fits"
     )
-    sgd = LocalSGD(Hungry(model()), data(), device=DEVICE, compile=not is_emulated(), name="fast-0")
+    sgd = LocalSGD(Hungry(model()), data(), device=DEVICE, name="fast-0")
     with pytest.raises(ValueError, match=rf"worker fast-0: .* of 16; {advice}"):
         sgd.run(dataclasses.replace(order, arrays=arrays))
     if cut:

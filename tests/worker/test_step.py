@@ -28,6 +28,7 @@ from flower_blsgd.worker.step import (
 
 from ..refusal import refusal
 from .helpers import (
+    SECOND_CARD,
     close,
     data,
     independent_model,
@@ -49,7 +50,7 @@ def sgd_of(micro_batch_size: int, **settings: Any) -> LocalSGD:
 # --- restored
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:1", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("device", ["cpu", SECOND_CARD])
 def test_training_state_is_restored_in_place(device: str) -> None:
     model = small_model(dropout=True).to(device)
     model.register_buffer("replaced", torch.zeros(2, device=device))
