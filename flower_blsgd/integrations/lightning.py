@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from ..algorithm.randomness import derived_seed
 from ..errors import UsageError, first_line, pip_install
@@ -254,6 +254,11 @@ class BlsgdCallback:
             np.random.seed(seed % 2**32)
         if not isinstance(loader, DataLoader):
             return loader
+        if isinstance(loader.dataset, IterableDataset):
+            _lightning("utilities").rank_zero_warn(
+                "the training data are an IterableDataset: each worker must read another part, "
+                "such as every BLSGD_WORLD_SIZE-th sample from BLSGD_RANK on (os.environ)"
+            )
         sampler: Any = loader.sampler
         if loader.batch_sampler is not None:
             sampler = getattr(loader.batch_sampler, "sampler", None)

@@ -151,7 +151,9 @@ class BlsgdCallback(TrainerCallback):
             )
         model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         self.session = session = join(model, trainer.optimizer)
-        set_seed(session.seed % 2**32)
+        set_seed(session.seed)
+        if not session.is_main:  # in a checkpoint to resume from; the main worker may delete it
+            state.best_model_checkpoint = None
         self._stream = iter(session.sampler(trainer.train_dataset))
         state.num_train_epochs = math.ceil(args.num_train_epochs)
         scheduler = trainer.lr_scheduler

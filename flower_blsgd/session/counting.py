@@ -24,7 +24,7 @@ class StepCounting:
         self._is_done = is_done
         self._unknown_steps = 0
         """Steps of the optimizer while it is unknown."""
-        self._in_step = False
+        self._in_step = self._ignores = False
         self._reminder = Timer(_REMINDER_SECONDS, self._remind)
         self._reminder.daemon = True
 
@@ -65,12 +65,18 @@ class StepCounting:
         """
         if not self._in_step:
             return False
-        self._in_step = False
+        ignored, self._in_step, self._ignores = self._ignores, False, False
+        if ignored:
+            return False
         if not self.counted and has_gradients():
             self._unknown_steps += 1
             if self._unknown_steps > 1:
                 self.counted = "steps"
         return self.counted == "steps"
+
+    def ignore_step(self) -> None:
+        """Do not count the step of the optimizer that has begun, or that comes next."""
+        self._ignores = True
 
     def forget_steps(self) -> None:
         """Forget the steps of the script's own model, at the first order."""

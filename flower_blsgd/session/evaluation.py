@@ -36,14 +36,15 @@ class Evaluation:
         self, model: nn.Module, device: torch.device, order: EvaluateOrder
     ) -> EvaluateReport:
         """Evaluate the model of an order; training continues as if nothing had happened."""
-        was_training = model.training
+        modes = [(module, module.training) for module in model.modules()]
         load_state(model, order.arrays)
         with fork_rng(device):
             model.eval()
             try:
                 found = self._function(model)
             finally:
-                model.train(was_training)
+                for module, was_training in modes:  # a frozen part may be in eval mode
+                    module.training = was_training
         figures = self._numbers(found)
         return EvaluateReport(
             order.first,

@@ -31,6 +31,8 @@ class Orders:
         self.done = False
         self.sampler: SessionSampler | None = None
         self.evaluation: Evaluation | None = None
+        self.paused_since: float | None = None
+        """Time of `time.perf_counter`, within a pause."""
         self.schedulers: list[torch.optim.lr_scheduler.LambdaLR] = []
         self._replica = replica
         self._optimizer = optimizer
@@ -112,16 +114,21 @@ class Orders:
         first, self._first = self._first, None
         if first is None or self._steps is None:
             return
+        self._leave_out_pause()
         first.end(self._steps.clock.end()[0])
         if self._result is None:
             self._next(first)
         else:
             self._begin_steps(self._steps.order, first)
 
-    def pause(self, seconds: float) -> None:
-        """Leave these seconds out of this device's speed."""
-        if self._steps is not None:
-            self._steps.clock.paused_seconds += seconds
+    def end_pause(self) -> None:
+        """Leave the time since the pause began out of this device's speed."""
+        self._leave_out_pause()
+        self.paused_since = None
+
+    def _leave_out_pause(self) -> None:
+        if self._steps is not None and self.paused_since is not None:
+            self._steps.clock.leave_out(self.paused_since)
 
     def close(self) -> None:
         """Leave the run."""
@@ -187,6 +194,7 @@ class Orders:
         assert self._steps is not None
         assert self._result is not None
         order = self._steps.order
+        self._leave_out_pause()
         self._result.set_result(self._replica.report(self._steps))
         self._result = None
         if order.next_indices is None:

@@ -38,7 +38,8 @@ class LocalSteps:
         self.count += 1
         self.samples += samples
         if losses is not None:
-            self.losses.append(losses.detach().float())
+            # A copy: the next step of a CUDA graph writes to the same memory.
+            self.losses.append(losses.detach().to(torch.float32, copy=True))
 
     def is_complete(self) -> bool:
         """Return whether the order has no steps left, or its time is over."""

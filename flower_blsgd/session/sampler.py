@@ -1,5 +1,6 @@
 """Sampler of a session: which samples this worker trains on."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sized
 
 from torch.utils.data import Sampler
@@ -30,6 +31,11 @@ class SessionSampler(Sampler[int]):
         self._seed = seed
         self._wait_for_order = wait_for_order
         self._passes = 0
+        self._rest: Iterator[int] | None = None
+        """What is left of the stream, since a script may begin to iterate at any time."""
+        self._order: TrainOrder | None = None
+        self._position = 0
+        """In the samples of `_order`."""
 
     def __len__(self) -> int:
         return self._num_samples
@@ -39,17 +45,24 @@ class SessionSampler(Sampler[int]):
             self._passes += 1
             draw = generator(self._seed, "session", self._passes)
             return iter(draw.permutation(self._num_samples).tolist())
-        samples = self._by_order if self.by_loss else self._stream
-        return samples(self._wait_for_order)
+        if self.by_loss:
+            return self._by_order(self._wait_for_order)
+        if self._rest is None:
+            # A generator would be closed by the end of one that yields from it.
+            self._rest = itertools.chain(self._stream(self._wait_for_order))
+        return self._rest
 
     def _by_order(self, current: Callable[[], TrainOrder | None]) -> Iterator[int]:
         """Yield the samples of the current order, then of the next one if it is there by then."""
         last = None
         while (order := current()) is not None and order is not last:
-            last = order
-            for index in order.indices.tolist():
+            last, indices = order, order.indices.tolist()
+            if order is not self._order or self._position == len(indices):
+                self._order, self._position = order, 0
+            for index in indices[self._position :]:
                 if current() is not order:  # a deadline has ended it
                     break
+                self._position += 1
                 yield index
 
     def _stream(self, current: Callable[[], TrainOrder | None]) -> Iterator[int]:

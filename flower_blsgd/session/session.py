@@ -101,7 +101,7 @@ class Session:
     is_alone : bool
         Whether the script runs without ``blsgd launch``.
     seed : int
-        Seed for this script's random numbers; different on each worker.
+        Seed for this script's random numbers, below 2**32; different on each worker.
     """
 
     def __init__(
@@ -128,7 +128,8 @@ class Session:
             if hasattr(optimizer, "_optimizer_step_pre_hooks"):
                 self._hooks.append(optimizer.register_step_pre_hook(self._begin_optimizer_step))
                 self._hooks.append(optimizer.register_step_post_hook(self._end_optimizer_step))
-        self.seed = derived_seed(exchange.seed if exchange else 0, "session", self.rank)
+        seed = derived_seed(exchange.seed if exchange else 0, "session", self.rank)
+        self.seed = seed % 2**32
 
     @property
     def progress(self) -> float:
@@ -202,13 +203,16 @@ class Session:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Leave out the time in this block, such as saving or plotting, of this device's speed."""
+        orders = self._orders
+        if orders is None or orders.paused_since is not None:
+            yield
+            return
         synchronize(self.device)
-        began = time.perf_counter()
+        orders.paused_since = time.perf_counter()
         try:
             yield
         finally:
-            if self._orders is not None:
-                self._orders.pause(time.perf_counter() - began)
+            orders.end_pause()
 
     def close(self) -> None:
         """Leave the run; without it, the script leaves when it ends."""
@@ -225,8 +229,8 @@ class Session:
         """Return a sampler for ``DataLoader(dataset, batch_size=session.batch_size, sampler=...)``.
 
         The workers share one stream of permutations of the data set, so no sample is drawn twice in
-        an epoch. The sampler continues until the run is over; without ``blsgd launch`` it ends
-        after one permutation.
+        a pass over it. The sampler continues until the run is over; without ``blsgd launch`` it
+        ends after one permutation.
 
         Parameters
         ----------
@@ -348,8 +352,8 @@ class Session:
         if orders.sampler is not None and samples > self.batch_size:
             raise UsageError(
                 f"session.step: {samples} samples, but session.batch_size is {self.batch_size}; "
-                "use batch_size=session.batch_size in the DataLoader, or "
-                f"-s batch-size={samples}"
+                "use batch_size=session.batch_size in the DataLoader, divided by the number of "
+                f"batches that a step accumulates, or keep yours and set -s batch-size={samples}"
             )
         orders.note(samples, losses)
 
@@ -362,6 +366,7 @@ class Session:
             self._note_step(orders, self.batch_size)
             if self.order is not before and not orders.averages_gradients:
                 self._replica.drop_gradients()  # they are those of the model before the average
+                self._counting.ignore_step()
 
     def _end_optimizer_step(self, *_: Any) -> None:
         """Note the step, if the steps of the optimizer are counted."""

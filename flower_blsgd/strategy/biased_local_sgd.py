@@ -384,8 +384,11 @@ class BiasedLocalSGD(TrainingLoop):
         """Return the maximum time to wait for the replies of this round, in seconds.
 
         This is a multiple of the duration of earlier orders, and at least twice their deadline. It
-        is `most` if a worker has its first order, or its first with another batch size.
+        is `most` if a worker has its first order, or its first with another batch size, and for
+        scripts, which may validate or save between two rounds.
         """
+        if self.planner.measures_in_rounds:
+            return most
         orders = self.round.orders if self.round else ()
         known = _samples_of(pair for pair in orders if not pair[0].failures_in_a_row)
         patience = self._patience.seconds(known, most, self.registry.restart_seconds)

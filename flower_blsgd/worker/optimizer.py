@@ -288,8 +288,10 @@ class OptimizerState:
             and not is_counter
         ):
             tensor = tensor.to(parameter.dtype)
-        fused = any(group.get("fused") for group in self._optimizer.param_groups)
-        device = torch.device("cpu") if is_counter and not fused else parameter.device
+        groups = self._optimizer.param_groups
+        counts_on_device = any(group.get("fused") or group.get("capturable") for group in groups)
+        on_cpu = is_counter and not counts_on_device
+        device = torch.device("cpu") if on_cpu else parameter.device
         tensor = tensor.to(device, copy=copy)
         same_kind = tensor.shape == parameter.shape and tensor.layout == parameter.layout
         if not same_kind or tensor.stride() == parameter.stride():

@@ -33,6 +33,10 @@ class StepClock:
         self._started_at = time.time()
         self._began = time.perf_counter()
 
+    def leave_out(self, began: float) -> None:
+        """Leave out the part of these steps since `began`, of `time.perf_counter`."""
+        self.paused_seconds += time.perf_counter() - max(began, self._began)
+
     def is_over(self, deadline_seconds: float) -> bool:
         """Return whether the steps have taken as long as the deadline; 0 for none."""
         if deadline_seconds == 0:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from flower_blsgd.algorithm.sampling import permutation_stream
 from flower_blsgd.data.libraries import import_torchvision
@@ -258,6 +259,17 @@ def test_each_worker_draws_differently_also_with_the_same_generator() -> None:
         drawn.append(module.drawn[:NUM_SAMPLES])
     assert sorted(drawn[0]) == sorted(drawn[1]) == list(range(NUM_SAMPLES))
     assert drawn[0] != drawn[1]
+
+
+def test_data_that_are_a_stream_bring_a_warning() -> None:
+    class Numbers(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter(torch.arange(float(NUM_SAMPLES)).reshape(-1, 1))
+
+    becomes_worker()
+    loader: Any = DataLoader(Numbers(), batch_size=BATCH)
+    with pytest.warns(UserWarning, match="each worker must read another part, such as every BL"):
+        fit(module_of(), trainer_of(max_steps=4), [order_of(1, 2)], loader)
 
 
 def test_session_sampler_can_be_used() -> None:

@@ -233,6 +233,22 @@ def test_a_script_that_calls_nothing_trains() -> None:
     script.finish(value=42.0)
 
 
+def test_a_step_whose_gradients_are_dropped_does_not_count() -> None:
+    """They are those of the last round's model, if that turns out at the next step."""
+
+    def main() -> None:
+        model = model_of()
+        session = join(model, optimizer := sgd(model))
+        session.average()  # the first order
+        while not session.done:
+            take_step(model, optimizer)
+
+    script = Script(main)
+    assert weight_of(script.train(order_of(1, steps=1, value=5.0))) == pytest.approx(4.9)
+    assert weight_of(script.train(order_of(2, steps=1, value=7.0))) == pytest.approx(6.9)
+    script.finish()
+
+
 def test_a_script_with_the_sampler_that_calls_nothing_trains() -> None:
     def main() -> None:
         model = model_of(100.0)
@@ -357,6 +373,31 @@ def test_losses_belong_to_the_samples_of_the_order_also_after_a_deadline() -> No
     script.finish()
 
 
+@pytest.mark.parametrize("by_loss", [False, True])
+def test_a_loader_that_begins_anew_goes_on_with_the_samples(by_loss: bool) -> None:
+    drawn: list[int] = []
+
+    def main() -> None:
+        model = model_of()
+        session = join(model, sgd(model))
+        loader = loader_of(session, by_loss)
+        while not session.done:
+            batch = next(iter(loader))
+            drawn.extend(batch.tolist())
+            session.step(samples=len(batch), losses=batch.float() if by_loss else None)
+
+    script = Script(main)
+    stream = permutation_stream(3, NUM_SAMPLES, 0, 24)
+    for number in range(2):  # of each round's 12 samples, this worker has the last 8
+        start = 4 + 12 * number
+        indices = stream[start : start + 8]
+        place = {"stream_stride": 0} if by_loss else {"stream_start": start}
+        report = script.train(order_of(number + 1, indices=indices, **place))
+        assert drawn[8 * number : 8 * number + 8] == indices.tolist()
+        assert not by_loss or report.losses.tolist() == indices.tolist()
+    script.finish()
+
+
 def test_optimizer_keeps_its_state_but_not_that_of_steps_before_the_run() -> None:
     """Tensors and numbers; both travel, as for a checkpoint, and return with an order."""
 
@@ -443,6 +484,29 @@ def test_a_paused_block_does_not_count_as_computing() -> None:
     script.finish()
 
 
+def test_a_pause_around_an_average_leaves_out_its_part_in_the_next_steps() -> None:
+    """Before that, the device waits for the others."""
+
+    def main() -> None:
+        model = model_of()
+        session = join(model, sgd(model))
+        session.average()  # the first order
+        session.step(samples=BATCH)
+        with session.paused():
+            session.average()
+            time.sleep(0.05)
+        while not session.done:
+            session.step(samples=BATCH)
+
+    script = Script(main)
+    assert script.train(order_of(1, steps=8)).completed_steps == 1
+    time.sleep(0.1)
+    began = time.perf_counter()
+    report = script.train(order_of(2, steps=1))
+    assert 0.0 <= report.compute_seconds <= time.perf_counter() - began - 0.05
+    script.finish()
+
+
 def test_a_slowdown_makes_steps_longer() -> None:
     script = Script(script_of(lambda *_: time.sleep(0.02)), WorkerSpec("cpu", slowdown=5.0))
     assert script.train(order_of(steps=2)).compute_seconds >= 0.2
@@ -509,6 +573,27 @@ def test_a_model_is_evaluated_without_changing_the_training() -> None:
     assert after == torch.rand(1).item()
 
 
+def test_a_part_in_eval_mode_stays_so_after_an_evaluation() -> None:
+    def model() -> nn.Module:
+        own = model_of()
+        own.frozen = nn.Dropout().eval()
+        return own
+
+    def before(model: nn.Module, session: Session) -> None:
+        session.evaluate(lambda given: {"accuracy": float(given.training)})
+
+    def check(model: nn.Module, session: Session) -> None:
+        modes.append((model.training, model.frozen.training))  # type: ignore[union-attr]
+
+    modes: list[tuple[bool, bool]] = []
+    script = Script(script_of(check, before, model))
+    script.exchange.joined.result(10)
+    assert script.evaluate().metrics()["accuracy"] == 0.0
+    script.train(order_of(steps=1))
+    script.finish()
+    assert set(modes) == {(True, False)}
+
+
 def evaluating(figures: Callable[[nn.Module], Any]) -> Callable[[], None]:
     return script_of(before=lambda model, session: session.evaluate(figures))
 
@@ -566,6 +651,7 @@ def test_each_worker_has_its_own_seed_and_batch_size() -> None:
         sessions.append(join(model, sgd(model)))
     assert [session.batch_size for session in sessions] == [BATCH, 7, BATCH]
     assert len({session.seed for session in sessions}) == 3
+    assert max(session.seed for session in sessions) < 2**32  # the most that numpy takes
 
 
 @pytest.mark.parametrize(

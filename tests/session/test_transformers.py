@@ -4,6 +4,7 @@ Real processes start the adapter in tests/examples/test_scripts.py.
 """
 
 import contextlib
+import functools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -192,7 +193,7 @@ def test_a_checkpoint_of_the_trainer_continues_its_schedule() -> None:
     stream = permutation_stream(3, SIZE, 0, 8).tolist()
     assert [x for batch in trainer.model.seen for x in batch][:8] == stream
     assert callback.session is not None
-    assert torch.initial_seed() == callback.session.seed % 2**32
+    assert torch.initial_seed() == callback.session.seed
     # A checkpoint at the end of the schedule would train with a rate of zero.
     Launcher()
     trainer = trainer_of(max_steps=5)
@@ -233,6 +234,26 @@ def test_only_the_main_worker_saves_and_logs_and_only_averaged_models(
     # The model of the order that came after the round, not that of the worker's own steps.
     values = [load_weight(path) for path in saved]
     assert values == ([0.5, 0.0, 0.75] if is_main else [])
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_best_model_of_a_checkpoint_is_that_of_the_main_worker(is_main: bool) -> None:
+    """It may delete it, and the other workers would look for it in the end."""
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 5}
+    saved = {"save_strategy": "steps", "save_steps": 5}
+    trainer_of(max_steps=5, **best, **saved).train()
+    launcher, trainer = Launcher(is_main=is_main), trainer_of(**best, **saved)
+    trainer.add_callback(BlsgdCallback(trainer))
+    seen: list[str | None] = []
+
+    class Sees(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            seen.append(state.best_model_checkpoint)
+
+    trainer.add_callback(Sees())
+    script = functools.partial(trainer.train, resume_from_checkpoint="out/checkpoint-5")
+    launcher.run(script, order_of(1, 2, 0.0))
+    assert [path is None for path in seen[:1]] == [not is_main]
 
 
 @pytest.mark.parametrize(("strategy", "steps"), [("steps", [5, 10, 15]), ("epoch", [10])])

@@ -417,6 +417,15 @@ def test_patience_is_long_for_what_is_new_and_never_below_a_deadline() -> None:
     assert grid.timeouts == queries_and_rounds
 
 
+def test_patience_with_scripts_is_long() -> None:
+    """They may validate, or save, between two rounds."""
+    grid = InProcessGrid(three())
+    run = Run(grid)
+    run.strategy.planner.measures_in_rounds = True
+    run.play(epochs=1)
+    assert set(grid.timeouts[1:]) == {3600.0}
+
+
 def test_patience_follows_what_starting_took_where_a_process_may_have_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

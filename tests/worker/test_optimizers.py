@@ -13,6 +13,7 @@ from flower_blsgd.algorithm.averaging import weighted_average
 from flower_blsgd.flower.array_records import flat_like, view_record
 from flower_blsgd.strategy.replies import ModelShape
 from flower_blsgd.worker import local_sgd
+from flower_blsgd.worker.optimizer import OptimizerState
 
 from ..in_process_grid import over_the_wire, same_bits
 from .helpers import NUM_SAMPLES, STEPS, close, closely, drawn_order, order_for, small_model
@@ -217,6 +218,16 @@ def test_fused_equals_the_default(monkeypatch: pytest.MonkeyPatch, optimizer: st
                 del momentum[name]  # what it lacks begins with zero
     for one, other in zip(*states, strict=True):
         assert closely(one.array_records["momentum"], other.array_records["momentum"])
+
+
+def test_counter_of_a_capturable_optimizer_is_on_the_device_of_its_parameter() -> None:
+    """Or else torch refuses the next step."""
+    model, on_device = model_of(), model_of().to("meta")
+    optimizer = torch_adamw(model)
+    torch_steps(model, optimizer, order_of(1, start()))
+    capturable = torch.optim.AdamW(on_device.parameters(), capturable=True)
+    OptimizerState(on_device, capturable).load(OptimizerState(model, optimizer).record())
+    assert {state["step"].device.type for state in capturable.state.values()} == {"meta"}
 
 
 def test_momentum_of_another_optimizer_is_zero() -> None:
