@@ -32,6 +32,7 @@ from flower_blsgd.flower.internals import (
     CRASHED,
     NODE_GONE,
     RAISED,
+    SERVER_NODE_ID,
     empty_run,
     give_message_id,
 )
@@ -193,7 +194,9 @@ class InProcessGrid(Grid, GridFeatures):
         if kind == "dies":
             return Message(Error(CRASHED, "the process was killed"), reply_to=message)
         if kind == "gone":
-            return Message(Error(NODE_GONE, "its connection broke"), reply_to=message)
+            reply = Message(Error(NODE_GONE, "its connection broke"), reply_to=message)
+            reply.metadata.__dict__["_src_node_id"] = SERVER_NODE_ID  # as Flower's SuperLink
+            return reply
         try:
             reply = self.handlers[node_id](over_the_wire(message), node_id)
         except Exception as error:

@@ -257,15 +257,16 @@ def worker_from_node_config(node_config: NodeConfig, machine: Machine | None = N
     return replace(workers[0], **given)  # type: ignore[arg-type]
 
 
-def warn_of_unknown_keys(node_config: NodeConfig) -> None:
-    """Log each key of a node config that this library does not know.
+def keys_of_the_app(node_config: NodeConfig) -> dict[str, bool | float | int | str]:
+    """Return what this library does not know in a node config: a custom ClientApp may have keys."""
+    return {k: v for k, v in node_config.items() if k not in _NODE_KEYS and k not in OPTIONS}
 
-    A custom ClientApp may have its own keys, so they are not refused.
-    """
-    known = {*_NODE_KEYS, *OPTIONS}
-    for key in node_config.keys() - known:
-        hint = nearest(key, known)
-        _LOG.warning("node config: the key %s is unknown and ignored; %s", key, hint)
+
+def warn_of_unknown_keys(node_config: NodeConfig) -> None:
+    """Log each key of a node config that this library does not know."""
+    for key in keys_of_the_app(node_config):
+        hint = nearest(key, [*_NODE_KEYS, *OPTIONS])
+        _LOG.warning("node config: flower-blsgd does not know the key %s; %s", key, hint)
 
 
 # --- the grammar ------------------------------------------------------------------------------

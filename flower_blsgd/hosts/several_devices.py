@@ -21,6 +21,7 @@ from ..devices.worker_spec import (
     OPTIONS,
     NodeConfig,
     WorkerSpec,
+    keys_of_the_app,
     parse_workers,
     warn_of_unknown_keys,
 )
@@ -129,7 +130,8 @@ def node_grid(context: Context, client_app: str, app_dir: Path) -> LocalGrid:
         if str(_PACKAGE_ROOT) not in paths:
             paths.insert(0, str(_PACKAGE_ROOT))
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return LocalGrid(workers, client_app, app_dir, dict(context.run_config))
+    own_keys = keys_of_the_app(context.node_config)
+    return LocalGrid(workers, client_app, app_dir, dict(context.run_config), node_config=own_keys)
 
 
 def node_workers(node_config: NodeConfig, machine: Machine | None = None) -> list[WorkerSpec]:

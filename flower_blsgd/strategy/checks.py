@@ -43,6 +43,7 @@ def check_parts(
                 'selection makes epochs shorter, but epoch = "table" has the number of rounds of '
                 'the paper; use epoch = "samples"'
             )
+    _check_high_losses(sampler, settings.train_on)
     if weighting.momentum_buffers not in ("", settings.momentum_buffers):
         raise UsageError(
             f'momentum-buffers = "{settings.momentum_buffers}" does not work with '
@@ -74,6 +75,14 @@ def check_parts(
         raise UsageError(
             'rebalance = true follows measured speeds, but clock = "device" computes with '
             'fixed ones; use clock = "wall"'
+        )
+
+
+def _check_high_losses(sampler: Sampler, train_on: TrainOn) -> None:
+    if train_on.fast_only and getattr(sampler, "high_loss_to", "fast") == "slow":
+        raise UsageError(
+            'high-loss-to = "slow" gives samples with high losses to slow workers, which do not '
+            'train (train-on); use "fast", or sampler = "uniform"'
         )
 
 

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.exception import AggregationError
 
+from ..algorithm.averaging import LoadWeighting
 from ..algorithm.epoch_plan import RoundShape
 from ..algorithm.local_steps import Clock, balanced_batches
 from ..devices.worker_spec import Tier
@@ -76,25 +77,27 @@ class Connector:
         self._rounds: list[tuple[float, float]] = []
         self._overhead_seconds: float | None = None
         self._queried_nodes: set[int] = set()
+        self._incomplete_nodes: set[int] = set()
+        """Nodes with several devices, of which some did not answer."""
 
     def refresh(self, grid: Grid) -> None:
         """Update which workers are connected.
 
         The first call waits for enough nodes, queries them, and measures speeds if needed. Later
-        calls query a new node only if it may be a worker that returns; `prepare_epoch` queries the
-        others. UsageError if, in the first call, a worker cannot take part, or fewer than
-        `min_workers` can train because the others failed to start.
+        calls query a new node, or one that was gone, only if it may be a worker that returns, as
+        its process may be another one; `prepare_epoch` queries the others. UsageError if, in the
+        first call, a worker cannot take part, or fewer than `min_workers` can train because the
+        others failed to start.
         """
         registry = self.registry
         online = wait_for_nodes(grid, 0 if registry.begun else self.min_workers)
+        self._queried_nodes &= online
+        registry.refused_nodes &= online
         for worker in registry.workers:
             if worker.present and worker.node_id not in online:
                 worker.forget_times()  # it may return on another device
+                worker.present = False
                 _LOG.warning("%s is gone", worker.label)
-            elif not worker.present and worker.node_id in online:
-                _LOG.warning("%s is back", worker.label)
-                worker.fresh = True
-            worker.present = worker.node_id in online
         for node_id in features_of(grid).take_deaths():  # of a local grid
             for worker in registry.workers:
                 if worker.node_id == node_id:
@@ -127,10 +130,12 @@ class Connector:
         registry, began = self.registry, self.planner.progress.began
         training = self.planner.training
         first_new, needed = len(registry.workers), min(self.min_workers, began)
-        known = {worker.node_id for worker in registry.workers}
+        known = {worker.node_id for worker in registry.workers if worker.present}
+        known -= self._incomplete_nodes
         nodes = set(grid.get_node_ids()) - known - registry.refused_nodes
         if self.planner.progress.epoch & (self.planner.progress.epoch - 1):
-            nodes -= self._queried_nodes
+            absent = {worker.node_id for worker in registry.workers if not worker.present}
+            nodes -= self._queried_nodes - absent
         nodes |= {w.node_id for w in registry.workers if w.present and w.excluded}
         self._query(grid, sorted(nodes))
         give_up_at = time.monotonic() + _RETURN_SECONDS
@@ -172,7 +177,8 @@ class Connector:
             return
         if not overhead_seconds and any(worker.speed_ratio for worker in workers):
             shape = planner.check(workers)
-            averaging = replace(averaging, outer_optimizer=None)
+            # Neither may have seen these rounds.
+            averaging = replace(averaging, weighting=LoadWeighting(), outer_optimizer=None)
             rows, _ = measure_rounds(
                 grid, training, arrays, shape, settings.num_samples, averaging, settings.keys
             )
@@ -267,6 +273,8 @@ class Connector:
         for (node_id, rank), failure in failures.items():
             if node_id in self._queried_nodes:
                 _LOG.debug("node %d does not take part: %s", node_id, failure.brief)
+            elif any(worker.node_id == node_id for worker in registry.workers):
+                _LOG.warning("node %d does not take part: %s", node_id, failure.brief)
             elif node_id in known:
                 partition_id, spec = known[node_id]
                 failed.append((WorkerProfile.of(spec, partition_id), rank, failure))
@@ -274,7 +282,9 @@ class Connector:
                 name = f"node {node_id}" if rank is None else f"device {rank} of node {node_id}"
                 failed.append((WorkerProfile(UNKNOWN_DEVICE, name=name), rank, failure))
         self._queried_nodes |= set(nodes)
-        for worker in registry.workers:
+        self._incomplete_nodes -= set(nodes) - {node_id for node_id, _ in failures}
+        self._incomplete_nodes |= {node_id for node_id, rank in failures if rank is not None}
+        for worker in (w for w in registry.workers if w.present):
             profile = found.pop(worker.address, None)
             if profile and worker.excluded and not registry.mismatch(profile, worker.local_rank):
                 worker.excluded = ""
@@ -464,6 +474,6 @@ def wait_for_nodes(grid: Grid, at_least: int) -> set[int]:
     while len(online := set(grid.get_node_ids())) < at_least:
         if len(online) != logged:
             logged = len(online)
-            _LOG.info("waiting: %d of %d nodes are connected", logged, at_least)
+            _PROGRESS.info("waiting: %d of %d nodes are connected", logged, at_least)
         time.sleep(_POLL_SECONDS)
     return online

@@ -4,6 +4,8 @@ A round takes the computing time of its slowest worker, plus an overhead for mov
 models. Memory and networks are not modelled, so predictions work for hardware that is not present.
 """
 
+import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,14 +53,14 @@ def predict_run(
     `overhead_seconds` is the duration of a round without computing. UsageError if a run cannot
     begin with these workers.
     """
-    planner, weighting = strategy.planner, strategy.averaging.weighting
+    planner, weighting = strategy.planner, copy.deepcopy(strategy.averaging.weighting)
     training, batch_size = planner.training(workers), planner.settings.batch_size
     if not all(worker.profile.seconds_per_step > 0 for worker in training):
         return None
     planner.check(workers)
     shape = planner.shape(workers, planner.fewest_steps(workers, overhead_seconds))
     samples = shape.samples_per_round
-    weights = checked_weights(weighting, [count / batch_size for count in samples])
+    weights = checked_weights(weighting, [float(count) for count in samples])
     sizes = [worker.own_batch(batch_size) for worker in training]
     computing = planner.computing_seconds(training, shape)
     rows = [
@@ -106,21 +108,29 @@ def slow_device_lines(
     The gain from training is 0.35 of that which the upper bounds with and without the worker allow.
     The gain from evaluating is the time that it saves the training workers.
 
-    `speeds` are the workers and their samples per second in training. `evaluation_share` is the
-    seconds of evaluating per second of training, by the same workers. Both are 0 if unknown.
+    `speeds` are the workers and their samples per second in training, in worker order.
+    `evaluation_share` is the seconds of evaluating per second of training, by the same workers.
+    Both are 0 if unknown. There are no lines if a custom weighting fails with fewer workers.
     """
+    weighting = copy.deepcopy(weighting)  # it may have a state
 
     def ceiling(group: Sequence[tuple[Worker, float]]) -> float:
         sizes = [worker.own_batch(batch_size) for worker, _ in group]
         fast = [worker.trains and worker.fast for worker, _ in group]
-        return best_speed_up(weighting, [speed for _, speed in group], sizes, fast)
+        try:
+            return best_speed_up(weighting, [speed for _, speed in group], sizes, fast)
+        except Exception:
+            return math.nan
 
     lines, known = [], [pair for pair in speeds if pair[1]]
     for worker, speed in known:
         others = [pair for pair in known if pair[0].trains and pair[0] is not worker]
         if (worker.trains and worker.fast) or not any(other.fast for other, _ in others):
             continue
-        bound = ceiling([*others, (worker, speed)]) / ceiling(others)
+        group = [pair for pair in known if pair[0].trains or pair[0] is worker]
+        bound = ceiling(group) / ceiling(others)
+        if math.isnan(bound):
+            continue
         gains = {"training": 1 + _OF_GAIN * (bound - 1)}
         if evaluation_share:
             relative = speed / sum(speed for _, speed in others)

@@ -233,7 +233,8 @@ class WorkerEvaluation:
         contents = ((worker.address, order.to_records()) for worker, order in orders)
         ids = self.grid.push_messages(node_messages(contents, EVALUATE)) if orders else []
         self._sent = [(*pair, i or "") for pair, i in itertools.zip_longest(orders, ids)]
-        starting = self.registry.restart_seconds or 0.0
+        is_starting = any(worker.fresh for worker, _ in orders)
+        starting = self.registry.start_seconds if is_starting else 0.0
         self._seconds = self._patience.seconds(_samples(orders), _FIRST_PATIENCE_SECONDS, starting)
         self._sent_at = time.monotonic()
 

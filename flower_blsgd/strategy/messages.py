@@ -40,7 +40,11 @@ def replies_to(
 ) -> dict[int, Message]:
     """Send messages, wait for at most `timeout` seconds, and return the replies by node id."""
     received = grid.send_and_receive(messages, timeout=timeout) if messages else []
-    return {reply.metadata.src_node_id: reply for reply in received}
+    sent = (message.metadata for message in messages)
+    node_of = {one.message_id: one.dst_node_id for one in sent if one.message_id}
+    answers = ((reply.metadata, reply) for reply in received)
+    # Flower answers for a node that is gone.
+    return {node_of.get(one.reply_to_message_id, one.src_node_id): reply for one, reply in answers}
 
 
 def answer_of(reply: Message | None) -> RecordDict | Failure:

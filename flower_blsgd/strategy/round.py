@@ -142,9 +142,12 @@ class Round:
         orders_of: dict[int, list[tuple[Worker, TrainOrder]]] = {}
         for worker, order in self.orders:
             orders_of.setdefault(worker.node_id, []).append((worker, order))
+        node_of = {message_id: node_id for node_id, message_id in sent.items() if message_id}
         by_node: dict[int, Message] = {}
         for reply in replies:
-            node_id, answered = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
+            answered = reply.metadata.reply_to_message_id
+            # Flower answers for a node that is gone.
+            node_id = node_of.get(answered, reply.metadata.src_node_id)
             if answered != (sent.get(node_id) or answered):
                 _drop(orders_of.get(node_id, ()), "reply of another round")
             elif by_node.setdefault(node_id, reply) is not reply:

@@ -126,6 +126,22 @@ class Worker:
             _LOG.error(what, self.label, MOST_FAILURES, reason)
         return self.note_failure(kind)
 
+    def comes_back(self, profile: WorkerProfile, address: Address) -> None:
+        """Take part again, at an address that may be another one.
+
+        An equal worker of a checkpoint, or of a node that was gone, keeps its speed.
+        """
+        is_other_node = self.node_id not in (UNKNOWN_NODE, address[0])
+        if is_other_node or not self.is_described_by(profile):
+            self.profile, self.excluded, self.measured = profile, "", False
+            self.failures_in_a_row = 0
+            self.forget_times()
+        if self.node_id != UNKNOWN_NODE:
+            self.fresh = True
+            _LOG.warning("%s is back", self.label)
+        self.node_id, self.local_rank = address
+        self.present = True
+
     @property
     def trains(self) -> bool:
         """Whether the worker trains; otherwise it evaluates."""
@@ -319,12 +335,7 @@ class WorkerRegistry:
                 self.refused_nodes.add(node_id)
                 _LOG.error("node %d does not take part: %s", node_id, reason)
             elif back is not None:
-                if back.node_id != UNKNOWN_NODE or not back.is_described_by(profile):
-                    back.profile, back.excluded, back.measured = profile, "", False
-                    back.failures_in_a_row = 0
-                    back.forget_times()
-                    _LOG.warning("%s is back", back.label)
-                back.node_id, back.local_rank, back.present = node_id, local_rank, True
+                back.comes_back(profile, (node_id, local_rank))
             else:
                 if same and not self._warned_of_duplicates:
                     self._warned_of_duplicates = True
@@ -413,11 +424,19 @@ class WorkerRegistry:
                     "its speed; remove it"
                 )
         for fingerprint, difference, fix in _MUST_BE_EQUAL:
-            own, known = getattr(profile, fingerprint), [("the server", getattr(self, fingerprint))]
-            known += [(w.label, getattr(w.profile, fingerprint)) for w in self.workers]
-            first, theirs = next((pair for pair in known if pair[1]), ("", own))
-            if own and own != theirs:
-                return f"{difference} than {first}; {fix}"
+            own = getattr(profile, fingerprint)
+            known = [("the server", getattr(self, fingerprint))]
+            for worker in self.workers:
+                theirs = getattr(worker.profile, fingerprint)
+                if worker.node_id != UNKNOWN_NODE:
+                    known.append((worker.label, theirs))
+                elif fingerprint == "data_fingerprint":  # that of models was another in 0.1.0
+                    known.insert(0, ("in the checkpoint", theirs))
+            given = [pair for pair in known if pair[1]]
+            of_server = [pair for pair in given if pair[0] == "the server"]
+            for name, theirs in [*given[:1], *of_server]:
+                if own and own != theirs:
+                    return f"{difference} than {name}; {fix}"
         return ""
 
     def assign_tiers(self, first: int = 0) -> None:

@@ -100,6 +100,7 @@ def test_an_error_is_a_reply_and_the_state_stays(
         torch.OutOfMemoryError("tried to allocate 2.00 GiB"),
         RuntimeError("MPS backend out of memory (MPS allocated: 9.00 GB)"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         pytest.param(None, id="torch's allocator for CPUs"),
     ],
     ids=repr,

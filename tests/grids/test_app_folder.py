@@ -60,6 +60,8 @@ def test_read_app_takes_components_and_flat_defaults(app: FlowerApp, tmp_path: P
         (None, "no pyproject.toml"),
         ("[project]\nname = 'x'\n", "tool.flwr.app.components"),
         ("[tool.flwr.app.components]\nserverapp = 'a:b'\n", "clientapp"),
+        ("[tool.flwr.app.components]\nserverapp = 'a:b'\nclientapp = 1\n", "clientapp"),
+        ("tool = 1\n", r"tool of \[tool.flwr.app.components\] is not a table"),
         ("[tool.flwr\n", "not valid TOML"),
     ],
 )

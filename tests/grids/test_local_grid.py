@@ -56,6 +56,21 @@ CORES = usable_cores()
 FIRST_CORE, LAST_CORE = CORES[:1], CORES[-1:]
 
 
+def test_close_that_is_interrupted_is_repeated_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = LocalGrid([WorkerSpec("cpu")], "own:app", Path(), {})
+
+    def interrupted(nodes: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("flower_blsgd.engines.local.grid._close_all", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            grid.close()
+    assert grid._finalizer.still_active()
+    grid.close()
+    assert not grid._finalizer.still_active()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """After all tests of this file there is no more process."""
@@ -79,7 +94,7 @@ def grid(app_dir: Path) -> Iterator[LocalGrid]:
 def test_node_configs_count_the_workers_of_a_card(app_dir: Path) -> None:
     workers = [WorkerSpec("cuda:0"), WorkerSpec("cuda:0"), WorkerSpec("cuda:1"), WorkerSpec("cpu")]
     with make_grid(app_dir, workers) as grid:
-        configs = [grid._context(rank, {}).node_config for rank in range(4)]
+        configs = [grid._context(rank, {}, {}).node_config for rank in range(4)]
     assert [config.get("workers-on-device") for config in configs] == [2, 2, None, None]
 
 

@@ -104,6 +104,9 @@ def test_a_process_sees_its_own_card(
     assert visible_card("cpu") == visible_card("cpu:0-3") == {"CUDA_VISIBLE_DEVICES": ""}
     variables = visible_card(device)
     assert variables == {"CUDA_VISIBLE_DEVICES": entry, OWN_DEVICE: device}
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
+    assert visible_card("cpu") == hidden
     monkeypatch.setenv(OWN_DEVICE, device)
     worker = WorkerSpec(device)
     assert (worker.torch_device, worker.device_with_cores) == ("cuda:0", device)

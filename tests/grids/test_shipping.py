@@ -247,7 +247,8 @@ def test_settings_of_torch_are_those_of_the_program(newer: bool) -> None:
         backends = torch.backends
         precision = backends.cuda.matmul.fp32_precision, backends.mkldnn.matmul.fp32_precision
         flags = torch.are_deterministic_algorithms_enabled(), backends.cudnn.deterministic
-        return [torch.get_default_dtype(), *precision, *flags]
+        convolutions = backends.cudnn.conv.fp32_precision
+        return [torch.get_default_dtype(), *precision, *flags, convolutions]
 
     before = _torch_settings()
     torch.set_default_dtype(torch.float64)
@@ -255,11 +256,14 @@ def test_settings_of_torch_are_those_of_the_program(newer: bool) -> None:
     torch.backends.cudnn.deterministic = True
     if newer:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.backends.cudnn.conv.fp32_precision = "ieee"
     else:
         torch.set_float32_matmul_precision("medium")
+        torch.backends.cudnn.allow_tf32 = False
     payload, there = ship(1, BufferPool()), settings()
     for setting in before:
         setting()
+    torch.backends.cudnn.allow_tf32 = True
     if newer:
         torch.backends.cuda.matmul.fp32_precision = "none"
     try:

@@ -287,7 +287,7 @@ def test_unknown_key_of_a_node_config_is_logged(caplog: pytest.LogCaptureFixture
     warn_of_unknown_keys({"device": "cpu:0", "partition-id": 1, "slowdwn": 4})
     (record,) = caplog.records
     assert record.getMessage() == (
-        "node config: the key slowdwn is unknown and ignored; did you mean slowdown?"
+        "node config: flower-blsgd does not know the key slowdwn; did you mean slowdown?"
     )
 
 

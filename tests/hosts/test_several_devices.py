@@ -30,7 +30,7 @@ from flower_blsgd.devices.worker_spec import WorkerSpec
 from flower_blsgd.engines.stream.request import has_stream, serving_stream
 from flower_blsgd.flower.app_call import REFUSED
 from flower_blsgd.flower.internals import RAISED
-from flower_blsgd.hosts.several_devices import node_workers, several_devices
+from flower_blsgd.hosts.several_devices import node_grid, node_workers, several_devices
 from flower_blsgd.protocol import (
     EvaluateReport,
     HostReply,
@@ -186,6 +186,11 @@ def test_profile_of_a_device_that_fails_is_missing_and_the_others_take_part() ->
     (error,) = log.errors
     assert error.startswith("device 1 of node 10 (unknown device) does not take part: ")
     assert "the fan stands still" in error
+    host = grid.handlers[10]
+    assert isinstance(host, HostNode)
+    host.grid.handlers[101] = ToyWorker(fast_profile(1))  # it is repaired
+    strategy.connector.prepare_epoch(grid)
+    assert [w.local_rank for w in strategy.registry.active] == [0, 2, 1]
 
 
 # --- a round
@@ -394,6 +399,15 @@ def test_devices_without_a_session_are_refused_in_one_line_with_the_way_out(kind
     assert "\n" not in error.reason
     assert 'transport = "stream"' in error.reason
     assert processes_below() == before
+
+
+def test_workers_have_the_keys_of_the_node_for_the_app() -> None:
+    node_config: Any = {"devices": DEVICES, "site": "north", "partition-id": 3, "name": "box"}
+    context = Context(1, 7, node_config, RecordDict(), {})
+    with node_grid(context, "clients.blsgd_client:app", Path()) as grid:
+        found = [node._job.context.node_config for node in grid._nodes.values()]
+    assert [config["partition-id"] for config in found] == [0, 1, 2]
+    assert [config["site"] for config in found] == ["north"] * 3
 
 
 @pytest.mark.processes

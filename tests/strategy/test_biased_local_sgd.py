@@ -21,6 +21,7 @@ from flower_blsgd.algorithm.local_steps import (
     SameSteps,
 )
 from flower_blsgd.algorithm.sampling import (
+    SeparatedSampler,
     UnifiedSampler,
     UniformSampler,
 )
@@ -347,6 +348,10 @@ FROM_SPEEDS = {"local_steps": 16, "local_steps_slow": None, "rebalance": True}
         (FROM_SPEEDS | {"clock": "device"}, 'rebalance = true follows .*use clock = "wall"'),
         (FROM_SPEEDS, ""),
         ({"sampler": UnifiedSampler(), "selection": InfoBatch()}, r'InfoBatch.*use "separated"'),
+        (
+            {"sampler": SeparatedSampler(0.5, "slow"), "train_on": TrainOn(fast_only=True)},
+            'high-loss-to = "slow" gives samples',
+        ),
         ({"epoch": "table", "selection": InfoBatch()}, 'selection makes .*use epoch = "samples"'),
     ],
     ids=str,

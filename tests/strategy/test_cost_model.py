@@ -1,13 +1,17 @@
 """Predictions of a round and of whole runs, worked by hand."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from flower_blsgd.algorithm.averaging import LoadWeighting, Weighting
+from flower_blsgd.algorithm.catalog import register_part
 from flower_blsgd.config import RunConfig
 from flower_blsgd.parts import make_strategy
 from flower_blsgd.protocol import WorkerProfile
-from flower_blsgd.strategy.cost_model import Prediction, predict_run
+from flower_blsgd.strategy.cost_model import Prediction, predict_run, slow_device_lines
 from flower_blsgd.strategy.workers import WorkerRegistry
 
 from ..in_process_grid import fast_profile, slow_profile
@@ -33,6 +37,26 @@ def prediction_of(
 
 def of_workers(found: Prediction, name: str) -> tuple[Any, ...]:
     return tuple(getattr(row, name) for row in found.workers)
+
+
+class Logarithm(Weighting):
+    """Of the number of samples, and of two workers only."""
+
+    def weights(self, completed_loads: Sequence[float]) -> list[float]:
+        logs = [math.log(load) for load in completed_loads]
+        assert len(logs) == 2
+        return [log / sum(logs) for log in logs]
+
+
+def test_custom_weighting_gets_samples_and_may_need_all_workers() -> None:
+    found = prediction_of(*WORKERS[1:], weights=register_part("weights", Logarithm()))
+    assert found is not None  # 8 and 2 steps of 10 samples
+    logs = math.log(80), math.log(20)
+    assert of_workers(found, "weight") == pytest.approx([log / sum(logs) for log in logs])
+    workers = WorkerRegistry.of_profiles(WORKERS[1:]).workers
+    speeds = [(worker, worker.samples_per_second(10)) for worker in workers]
+    assert slow_device_lines(speeds, 10, Logarithm(), 0.0) == []
+    assert len(slow_device_lines(speeds, 10, LoadWeighting(), 0.0)) == 1
 
 
 def test_biased_worked() -> None:

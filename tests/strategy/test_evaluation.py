@@ -289,6 +289,17 @@ def test_idle_worker_with_role_evaluate_shares_an_evaluation_once_its_speed_is_k
     assert setup.slices == [[(0, 10), (0, 10), (0, 8)], [(0, 10), (8, 10)]]
 
 
+def test_async_evaluation_waits_for_a_process_that_may_be_starting() -> None:
+    setup = Setup(fast(0), evaluator(1))
+    assert setup.evaluation.begin(end_of(1))
+    assert setup.evaluation.take()
+    setup.evaluation.finish()
+    setup.registry.start_seconds = 100.0
+    setup.registry.workers[1].fresh = True
+    assert setup.evaluation.begin(end_of(2))
+    assert setup.evaluation._seconds == 300.0
+
+
 @pytest.mark.parametrize("fault", ["raises", "dies", "late", "gone"])
 def test_failed_async_evaluation_comes_back_without_metrics_and_one_warning(
     fault: str, monkeypatch: pytest.MonkeyPatch

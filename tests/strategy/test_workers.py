@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -211,18 +212,26 @@ def test_workers_that_cannot_be_told_apart_make_one_warning(
     assert all("repeat" in line and "name=" in line for line in log.warnings)
 
 
-def test_node_that_comes_back_under_its_old_id_is_not_queried_again() -> None:
-    grid = grid_of(fast_profile(0), slow_profile(1))
+@pytest.mark.parametrize("data", ["aa", "bb"])
+def test_node_that_comes_back_under_its_old_id_is_queried_again(data: str) -> None:
+    """A SuperNode with a registered key keeps its id, whatever it has after a restart."""
+    grid = grid_of(fast_profile(0, data_fingerprint="aa"), slow_profile(1, data_fingerprint="aa"))
     connector = connected(grid)
     registry = connector.registry
-    handler = grid.disconnect(101)
+    worker = registry.workers[1]
+    worker.profile, worker.measured = replace(worker.profile, seconds_per_step=3.0), True
+    grid.disconnect(101)
     connector.refresh(grid)
     assert [worker.index for worker in registry.active] == [0]
     assert len(registry.workers) == 2
-    grid.connect(101, handler)
+    grid.connect(101, ToyWorker(slow_profile(1, data_fingerprint=data)))
     connector.refresh(grid)
-    assert [worker.index for worker in registry.active] == [0, 1]
-    assert len(grid.sent_of_type("query.profile")) == 2
+    takes_part = data == "aa"
+    assert [worker.index for worker in registry.active] == ([0, 1] if takes_part else [0])
+    assert worker.profile.seconds_per_step == 3.0  # the same device as before
+    assert worker.fresh == takes_part
+    connector.refresh(grid)
+    assert len(grid.sent_of_type("query.profile")) == 3
 
 
 # --- nodes that go and come

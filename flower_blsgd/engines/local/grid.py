@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 import logging
+import os
 import platform
 import queue
 import resource
@@ -83,6 +84,8 @@ class LocalGrid(MailboxGrid):
         Rank of a worker that prints where this process prints.
     own_cards : bool (default: False)
         Let each process see its own GPU only, as ``cuda:0``.
+    node_config : mapping, optional
+        Further keys for the node config of all workers.
 
     Raises
     ------
@@ -100,6 +103,7 @@ class LocalGrid(MailboxGrid):
         on_line: Callable[[int, str], None] | None = None,
         shown: int = -1,
         own_cards: bool = False,
+        node_config: Config | None = None,
     ) -> None:
         become_server(_RUN_ID)
         _allow_open_files(_FILES + _FILES_PER_WORKER * len(workers))
@@ -119,7 +123,7 @@ class LocalGrid(MailboxGrid):
         self._nodes: dict[int, WorkerNode] = {}
         self._idle_deaths: queue.SimpleQueue[int] = queue.SimpleQueue()
         for rank, worker in enumerate(self.workers):
-            context = self._context(rank, run_config)
+            context = self._context(rank, run_config, node_config or {})
             variables = environment(worker, threads, workers, own_cards)
             shows = rank == shown
             job = Job(worker, threads, variables, context, client_app, app_dir, payload, shows)
@@ -127,11 +131,13 @@ class LocalGrid(MailboxGrid):
             if on_line is not None:
                 node.on_line = functools.partial(on_line, rank)
             self._nodes[context.node_id] = node
+        self._pid = os.getpid()
         # Not `weakref.finalize`: multiprocessing waits for its processes at exit.
         self._finalizer = Finalize(self, _close_all, (self._nodes,), exitpriority=0)
 
-    def _context(self, rank: int, run_config: Config) -> Context:
+    def _context(self, rank: int, run_config: Config, further: Config) -> Context:
         node_config = {
+            **further,
             "partition-id": rank,
             "num-partitions": len(self.workers),
             **self.workers[rank].to_node_config(self.workers),
@@ -141,7 +147,9 @@ class LocalGrid(MailboxGrid):
 
     def close(self) -> None:
         """End all worker processes and wait for them. May be called twice."""
-        self._finalizer()
+        if os.getpid() == self._pid:  # else in a fork
+            _close_all(self._nodes)  # at exit again if it is interrupted
+            self._finalizer.cancel()
 
     def end_restarts(self) -> None:
         """Leave processes that end from now on ended."""

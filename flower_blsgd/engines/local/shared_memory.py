@@ -94,7 +94,8 @@ class Block:
     @property
     def in_use(self) -> bool:
         """Whether this process or another end may still read the block."""
-        return bool(self.peers) or self.referred_to
+        # In this order: a thread that sends adds the peer before it drops its reference.
+        return self.referred_to or bool(self.peers)
 
     def memory(self) -> BlockMemory:
         """Return all bytes of the block; the same array as long as it is referred to."""

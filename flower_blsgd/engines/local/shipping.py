@@ -98,6 +98,10 @@ def _torch_settings() -> list[Callable[[], object]]:
         calls.append(partial(torch.set_float32_matmul_precision, precision))
     flags = ["cuda.matmul.fp32_precision", "mkldnn.matmul.fp32_precision"]
     flags += ["cudnn.benchmark", "cudnn.deterministic"]
+    try:
+        calls.append(partial(_set_flag, "cudnn.allow_tf32", torch.backends.cudnn.allow_tf32))
+    except RuntimeError:  # likewise
+        flags += ["cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"]
     return calls + [partial(_set_flag, f, attrgetter(f)(torch.backends)) for f in flags]
 
 

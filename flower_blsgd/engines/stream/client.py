@@ -236,7 +236,7 @@ class NodeStream:
                         reason = "the server refused it: its token is no longer valid"
                         break
                     if was_connected:
-                        last_contact = time.monotonic()
+                        last_contact = not_refused = time.monotonic()
                         pause = _SHORTEST_PAUSE_SECONDS
                         reason = f"its connection broke ({code.name.lower()})"
                         _LOG.info("the stream broke (%s)", code.name.lower())

@@ -377,7 +377,7 @@ class Membership:
         if nodes:
             sent = self._grid.push_messages([self._request(node_id) for node_id in nodes])
             for node_id, message_id in zip(nodes, sent, strict=True):
-                if message_id is not None:  # otherwise the node has left
+                if message_id:  # otherwise the node has left
                     self._streams[message_id] = node_id
 
     def _request(self, node_id: int) -> Message:

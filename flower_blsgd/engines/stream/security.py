@@ -128,7 +128,9 @@ def listen(server: grpc.Server, address: str, credentials: grpc.ServerCredential
     with contextlib.suppress(OSError), socket.socket() as probe:
         found = socket.gethostbyname(host or listening)
         probe.bind((found, 0))
-        listening = found
+        # Debian gives a machine's own name the address 127.0.1.1.
+        if found != "127.0.1.1" or host == found:
+            listening = found
     try:
         return int(server.add_secure_port(f"{listening}:{port}", credentials))
     except RuntimeError:

@@ -106,6 +106,21 @@ def test_outage(kind: str, seconds: float) -> None:
         assert len(flower_of(grid).pushed) == 1, "the session is still the first"
 
 
+def test_connection_that_breaks_after_a_long_time_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was refused for longer than a node waits, if the time before the break counts."""
+    monkeypatch.setattr(client, "_REFUSED_SECONDS", 0.5)
+    with streaming(made_app(echo), kind=LinkedGrid) as grid:
+        exchange(grid, order(x=0))
+        time.sleep(0.7)
+        grid.link.cut()
+        grid.link.restore()
+        exchange(grid, order(x=1))
+        assert grid.link.connections > 1
+        assert len(flower_of(grid).pushed) == 1, "the session is still the first"
+
+
 def test_replies_to_messages_that_wait_at_the_node_survive_a_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

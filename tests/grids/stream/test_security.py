@@ -215,6 +215,24 @@ def test_port_that_is_taken_is_refused_in_one_line(server: Server) -> None:
             assert "\n" not in str(caught.value)
 
 
+def test_own_name_that_means_loopback_is_listened_to_on_all_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Debian gives a machine's name the address 127.0.1.1; the nodes are told the name."""
+    own = socket.gethostbyname
+
+    def debian(host: str) -> str:
+        return "127.0.1.1" if host == "server-1" else own(host)
+
+    monkeypatch.setattr(socket, "gethostbyname", debian)
+    stream = StreamServer("server-1:0", Mailbox())
+    try:
+        with socket.create_connection(("127.0.0.1", stream.port), timeout=5):
+            pass
+    finally:
+        stream.stop(0)
+
+
 # --- unknown callers ----------------------------------------------------------------------------
 
 
