@@ -58,6 +58,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
     with written_whole(path) as part:
         part.write_text(text, encoding="utf-8", newline="\n")
+        flush_to_disk(part)  # else a power failure may leave an empty file of this name
 
 
 @contextlib.contextmanager

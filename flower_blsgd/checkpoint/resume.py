@@ -12,9 +12,8 @@ from ..config import CHANGEABLE, RunConfig
 from ..errors import UsageError
 from ..results.folder import CHECKPOINTS, RunFolder, alone_in, read_config
 from ..results.recorder import RunRecorder
-from ..results.summary import blsgd_command, versions
+from ..results.summary import blsgd_command, train_call, versions
 from ..strategy.biased_local_sgd import BiasedLocalSGD
-from ..tasks import GIVEN_IN_PYTHON
 from .state import restore
 from .store import Checkpoint, CheckpointStore
 
@@ -126,9 +125,9 @@ def _settings(
 
 def resume_command(config: RunConfig, folder: Path, setting: str = "") -> str:
     """Return the command that resumes a run, optionally with a changed setting."""
-    if config.task == GIVEN_IN_PYTHON:
-        more = setting and f", {setting.replace('-', '_')}"
-        return f"train(task, resume={_shown(folder)!r}{more})"
+    if config.objects:
+        more = [setting.replace("-", "_")] if setting else []
+        return train_call(config, f"resume={_shown(folder)!r}", *more)
     return blsgd_command(config, "--resume", _shown(folder), *(["-s", setting] if setting else []))
 
 

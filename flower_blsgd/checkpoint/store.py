@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,9 @@ class CheckpointStore:
     def __init__(self, folder: Path, keep: int) -> None:
         self._run_folder, self._folder, self._keep = folder, folder / CHECKPOINTS, keep
         self._writer = ThreadPoolExecutor(1)  # starts its thread with the first task
-        self._last: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
+        self._waiting: dict[str, tuple[Callable[..., None], *tuple[Any, ...]]] = {}
+        """What the thread writes next: of each kind one, which a newer one replaces."""
         self._failing = False
         self.saved_round = 0
 
@@ -96,9 +99,19 @@ class CheckpointStore:
         return None
 
     def _hand_over(self, what: str, write: Callable[..., None], *arguments: Any) -> None:
-        if what in self._last:
-            self._last[what].cancel()  # has no effect once it has begun
-        self._last[what] = self._writer.submit(self._try, write, *arguments)
+        with self._lock:
+            is_due = bool(self._waiting)
+            self._waiting[what] = (write, *arguments)
+        if not is_due:
+            self._writer.submit(self._write_waiting)
+
+    def _write_waiting(self) -> None:
+        """Write what waits, first the best model, which the checkpoint names."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for what in (BEST_MODEL, CHECKPOINTS):
+            if what in waiting:
+                self._try(*waiting.pop(what))
 
     def _try(self, write: Callable[..., None], *arguments: Any) -> None:
         try:

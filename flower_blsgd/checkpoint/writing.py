@@ -106,6 +106,7 @@ class Checkpoints:
         """
         self._last = self._last or (server_round, arrays)
         self._recorder.history.arrays = self._last[1]
+        self._recorder.history.arrays_epoch = self._strategy.planner.progress.epoch
         self._recorder.history.start_clock(time.monotonic())  # of a run resumed with an evaluation
         self._before_evaluation = self._save()
         self._evaluating = True

@@ -34,7 +34,7 @@ from ..files import (
 from ..flower.array_records import AnyArray, tensors_of
 from ..strategy.round_metrics import RoundRecord
 from .metric import ACCURACY
-from .tables import csv_of
+from .tables import brief, csv_of
 
 RUNS = "runs"
 LATEST = "latest"
@@ -96,7 +96,7 @@ class EpochRow:
 
 def shown_late(late: tuple[float, float]) -> str:
     """Return ``"3 rounds and 0.52 s"``."""
-    return f"{late[0]:.3g} round{'' if late[0] == 1 else 's'} and {late[1]:.2g} s"
+    return f"{brief(late[0])} round{'' if late[0] == 1 else 's'} and {brief(late[1], 2)} s"
 
 
 def scalars(record: Any) -> dict[str, float]:
@@ -144,7 +144,7 @@ class RunFolder:
                 f"out = {out!r} exists; name a folder that does not, or leave out empty"
             )
         wanted = Path(out or RUNS).absolute()
-        there = next(path for path in (wanted, *wanted.parents) if path.exists())
+        there = next(path for path in (wanted, *wanted.parents) if os.path.exists(path))
         why = f"out = {out or RUNS!r} cannot be made: {there}"
         if not there.is_dir():
             raise UsageError(f"{why} is not a folder")

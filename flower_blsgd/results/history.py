@@ -45,7 +45,7 @@ class RunHistory:
     the last round before each time that the run was resumed. `stopped_early` is why the run ended
     before its budget; None if it did not. `predicted` has the names of `measured_figures`; None if
     a speed is unknown. `arrays` is the model that is saved at the end; None before the end of an
-    epoch.
+    epoch. `arrays_epoch` is the epoch at whose end it was the model.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class RunHistory:
         self.stopped_early: str | None = None
         self.predicted: Figures | None = None
         self.arrays: ArrayRecord | None = None
+        self.arrays_epoch = 0
         self.resumed: list[int] = []
         self._strategy = strategy
         self._began_at = began_at
@@ -118,7 +119,7 @@ class RunHistory:
                 result_seconds=self._wall_seconds_now(),
             )
             return row
-        self.arrays = end.arrays
+        self.arrays, self.arrays_epoch = end.arrays, end.epoch
         planner = self._strategy.planner
         row = EpochRow(
             epoch=end.epoch,
@@ -138,6 +139,11 @@ class RunHistory:
         return row
 
     # --- the end
+
+    @property
+    def arrays_are_evaluated(self) -> bool:
+        """Whether the metric of the model that is saved is known."""
+        return any(row.epoch == self.arrays_epoch and row.value is not None for row in self.rows)
 
     def stop_early(self, row: EpochRow) -> str:
         """Decide by the newest result whether the run ends before its budget.
@@ -216,6 +222,6 @@ class RunHistory:
             self._strategy.count_seconds(record)
         self.stopped_early = self._reason_to_stop()
         if self._budget_used_up() or planner.epoch_ended or self.stopped_early:
-            self.arrays = arrays
+            self.arrays, self.arrays_epoch = arrays, planner.progress.epoch
         else:  # a budget in seconds may have ended the run within an epoch, whose row is not final
             self.rows = [row for row in self.rows if row.epoch < planner.progress.epoch]

@@ -167,6 +167,8 @@ class RunRecorder:
         chosen_on = "the validation share" if config.validation_share else "the test set"
         has_best_model = history.best and config.keep_checkpoints
         best = history.best.value if history.best else None
+        if history.arrays is not None:  # first, whatever comes after it
+            self._save_model(history.arrays)
         self.summary = {
             **summary_of(config, self._strategy, history.metrics, history.rows),
             **history.metric.description,
@@ -180,11 +182,10 @@ class RunRecorder:
             "resumed": history.resumed,
             "slow_devices": _slow_devices(history, self._strategy),
         }
-        if history.arrays is not None:
-            self._save_model(history.arrays)
         self.log.attempt("summary.json", self.folder.write_summary, self.summary)
         if history.arrays is not None:
-            card = model_card(self.summary, config, self.folder.path.name)
+            own = {} if history.arrays_are_evaluated else history.metric.columns(None)
+            card = model_card({**self.summary, **own}, config, self.folder.path.name)
             self.log.attempt("the model card", self.folder.write_model_card, card)
         for line in last_lines(self.summary, history.metrics, config, self.folder.path):
             self.say(line)

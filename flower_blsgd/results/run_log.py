@@ -101,6 +101,20 @@ class _Handler(logging.Handler):
         """Write a record, unless a run in another thread logged it."""
         if _RUN.get() in (self._run, None):
             self._log.write(record.getMessage())
+        handlers = _handlers_of(record.name)
+        is_shown = any(not isinstance(handler, _Handler) for handler in handlers)
+        if not is_shown and handlers[:1] == [self] and logging.lastResort:
+            logging.lastResort.handle(record)  # as Python does if there is no handler
+
+
+def _handlers_of(name: str) -> list[logging.Handler]:
+    """Return the handlers of a logger and those above it that get its records."""
+    handlers: list[logging.Handler] = []
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        handlers += logger.handlers
+        logger = logger.parent if logger.propagate else None
+    return handlers
 
 
 def reason_of(error: Exception) -> str:

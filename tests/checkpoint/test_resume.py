@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 import flower_blsgd
 from flower_blsgd import Task
+from flower_blsgd.checkpoint.resume import resume_command
 from flower_blsgd.checkpoint.store import CheckpointStore
 from flower_blsgd.config import CHANGEABLE, RunConfig
 from flower_blsgd.errors import UsageError
@@ -651,6 +652,8 @@ def test_python_interface_takes_the_settings_of_the_run() -> None:
     line = refusal(flower_blsgd.train, points(), resume="given", quiet=True)
     assert line.startswith("given is finished")
     assert line.endswith("train(task, resume='given', epochs=N)")
+    own = RunConfig(weights="given-in-python:Root")
+    assert resume_command(own, Path("run")) == "train('digits', resume='run', weights=...)"
 
 
 # --- a disk that fails --------------------------------------------------------------------------

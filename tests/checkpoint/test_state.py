@@ -295,10 +295,12 @@ def test_other_data_than_those_of_the_checkpoint_are_refused() -> None:
 
     strategy, grid = BiasedLocalSGD(200, 2, local_steps_slow=8), grid_with("a")
     checkpoint = capture(strategy, grid, 1, play(strategy, grid, toy_arrays(), 1, 1)[-1])
-    resumed = BiasedLocalSGD(200, 2, local_steps_slow=8)
-    arrays, _ = restore(resumed, checkpoint, toy_arrays())
-    line = refusal(play, resumed, grid_with("b"), arrays, 2, 2)
-    assert "cannot be resumed: node 10 has different training data" in line
+    for of_server in ("", "b"):
+        resumed = BiasedLocalSGD(200, 2, local_steps_slow=8)
+        arrays, _ = restore(resumed, checkpoint, toy_arrays())
+        resumed.registry.data_fingerprint = of_server
+        line = refusal(play, resumed, grid_with("b"), arrays, 2, 2)
+        assert "resumed: node 10 has different training data than in the checkpoint; " in line
     resumed, with_another = BiasedLocalSGD(200, 2, local_steps_slow=8), grid_with("a")
     with_another.connect(12, ToyWorker(fast_profile(3, data_fingerprint="b")))
     with captured_log() as log:

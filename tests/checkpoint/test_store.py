@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -217,8 +218,13 @@ def test_writing_holds_nobody_up_and_a_newer_checkpoint_replaces_one_that_waits(
     store = CheckpointStore(tmp_path, 9)
     store.save(made(1), 1)
     assert begun.wait(60)
+    waiting = []
     for server_round in (2, 3, 4):
-        store.save(made(server_round), server_round)
+        checkpoint = made(server_round)
+        store.save(checkpoint, server_round)
+        waiting.append(weakref.ref(checkpoint))
+        del checkpoint
+    assert [checkpoint() is None for checkpoint in waiting] == [True, True, False]
     store.save_best(toy_arrays(1.0), 1, 0.5)
     store.save_best(toy_arrays(2.0), 4, 0.75)
     assert store.saved_round == 0

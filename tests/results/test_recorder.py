@@ -38,6 +38,7 @@ from flower_blsgd.strategy.budget import Budget
 from flower_blsgd.strategy.rounds import EpochEnd
 from flower_blsgd.strategy.workers import WorkerRegistry
 
+from ..log_capture import captured_log
 from ..refusal import refusal
 from .records import SPEEDS, record, row, stats, two_rounds
 
@@ -351,6 +352,20 @@ def test_log_has_the_time_of_all_that_was_said_and_of_warnings(run: Run, start: 
     assert resumed[-1].endswith(" resumed")
 
 
+def test_warning_is_still_printed_without_a_handler_of_the_program(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("flower_blsgd")
+    monkeypatch.setattr(logger, "propagate", False)  # to pytest's
+    own = [one for one in logger.handlers if type(one).__module__.endswith(".run_log")]
+    monkeypatch.setattr(logger, "handlers", own)  # without that of a command
+    logger.warning("the fan stands still")
+    assert capsys.readouterr().err == "the fan stands still\n"
+    with captured_log():
+        logger.warning("the fan stands still")
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("error", "lines"),
     [
@@ -410,6 +425,14 @@ def test_card_of_the_model_has_figure_devices_and_settings_but_no_paths(start: S
         assert line in card.splitlines()
     assert "| devices | cpu:0 fast, cuda:1 fast big card, cpu:2-3 slow |" in card.splitlines()
     assert "somebody" not in card
+
+
+def test_card_has_no_figure_of_another_model(run: Run) -> None:
+    run.train(measured(0.75))
+    run.end_epoch(2)  # without an evaluation, and its model is saved
+    run.finish()
+    assert run.summary()["accuracy"] == 0.75
+    assert "accuracy" not in (run.recorder.folder.path / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
