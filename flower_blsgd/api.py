@@ -214,6 +214,8 @@ class Evaluation:
         Number of test samples.
     device : str
         Device that computed the evaluation.
+    split : {"test", "validation"} (default: "test")
+        ``"validation"`` if the data have no test set.
     """
 
     accuracy: float | None
@@ -222,6 +224,7 @@ class Evaluation:
     metric_name: str
     num_examples: int
     device: str
+    split: str = "test"
 
 
 def load(run: str | Path, task: Task | None = None, *, data: str = "") -> nn.Module:
@@ -309,7 +312,9 @@ def evaluate_run(
     report = task.evaluate(model, device, 0, task.num_test, **config.evaluation_settings)
     figure, name = task.figure(report), task.metric_name
     accuracy = Metric(name).columns(figure)["accuracy"]
-    return Evaluation(accuracy, figure, report.loss, name, task.num_test, device)
+    has_test = task.prepared is None or task.prepared.has_test
+    split = "test" if has_test else "validation"
+    return Evaluation(accuracy, figure, report.loss, name, task.num_test, device, split)
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

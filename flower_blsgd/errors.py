@@ -43,7 +43,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.errno == errno.ENOMEM
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    told = ("out of memory", "allocate memory", "_ALLOC_FAILED")
+    told = ("out of memory", "allocate memory", "_ALLOC_FAILED", "ALLOCATION_FAILED")
     return isinstance(error, RuntimeError) and any(text in str(error) for text in told)
 
 

@@ -79,7 +79,7 @@ class TaskExecutor:
 
         config, worker = self._config, self._worker
         device = worker.torch_device
-        model = _evaluation_model(config, device)
+        model = _evaluation_model(config, worker, self._sharing)
         settings = {
             **config.evaluation_settings,
             "precision": worker.precision or config.precision,
@@ -157,7 +157,14 @@ def _local_sgd(config: RunConfig, worker: WorkerSpec, sharing: int) -> "LocalSGD
     )
 
 
-@functools.lru_cache(maxsize=8)
-def _evaluation_model(config: RunConfig, device: str) -> "nn.Module":
-    """Return a second model, so that evaluation does not change the one that trains."""
-    return _task(config).replica(config.seed)
+@functools.lru_cache(maxsize=128)
+def _evaluation_model(config: RunConfig, worker: WorkerSpec, sharing: int) -> "nn.Module":
+    """Return a second model, so that evaluation does not change the one that trains.
+
+    What is frozen, such as the base of an adapter, is in memory once.
+    """
+    from .worker.model_io import share_frozen
+
+    model = _task(config).replica(config.seed)
+    share_frozen(model, _local_sgd(config, worker, sharing).model)
+    return model

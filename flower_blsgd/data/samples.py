@@ -22,6 +22,9 @@ LARGE_SIDE = 224
 _LOOKED_AT = 64
 """Number of training images that determine the default size."""
 
+_ENCODED = 1024
+"""Number of texts that are encoded at a time."""
+
 TOKENIZER_FILE = "tokenizer.json"
 """File name of the tokenizer in a cache entry."""
 
@@ -191,8 +194,8 @@ def prepared_blocks(
     """Return the texts of a data set as blocks of tokens for a language model.
 
     The texts of a split are joined, each followed by the token `end_of_text`, and cut into blocks.
-    A shorter block at the end is left out. Inputs are int32 of shape (N, length); labels are zeros.
-    The folder also contains the tokenizer.
+    A shorter block at the end is left out. ``source.max_samples`` counts blocks. Inputs are int32
+    of shape (N, length); labels are zeros. The folder also contains the tokenizer.
     """
 
     def write(folder: Path, scratch: Path) -> Mapping[str, Any]:
@@ -208,10 +211,14 @@ def prepared_blocks(
             if part == "test" and not set(splits) & set(tables):
                 continue  # with a validation share
             texts = [text for split in splits for text in _texts_of(source, tables, split)]
-            texts = texts[: source.max_samples or None]
-            encoded = made.encode_batch(texts, add_special_tokens=False)
-            tokens = np.array([t for one in encoded for t in (*one.ids, *ending)], np.int32)
-            if (count := len(tokens) // length) == 0:
+            parts = [np.zeros(0, np.int32)]
+            for first in range(0, len(texts), _ENCODED):  # an encoding is many times its tokens
+                encoded = made.encode_batch(
+                    texts[first : first + _ENCODED], add_special_tokens=False
+                )
+                parts += [np.array([*one.ids, *ending], np.int32) for one in encoded]
+            tokens = np.concatenate(parts)
+            if (count := min(len(tokens) // length, source.max_samples or len(tokens))) == 0:
                 raise UsageError(
                     f"{source.setting}: {part} has {len(tokens)} tokens, but a block has {length}; "
                     "use more text, or a smaller max-tokens"
@@ -222,7 +229,7 @@ def prepared_blocks(
         return {"num_classes": 0, "skipped": skipped, "vocabulary": made.get_vocab_size()}
 
     options = {"tokenizer": tokenizer.identity, "length": length, "end": end_of_text}
-    options |= {"max_samples": source.max_samples, "kind": "blocks"}
+    options |= {"max_blocks": source.max_samples, "kind": "blocks"}
     found = prepared(source, options, write, again)
     if source.needs_test and not found.has_test:
         raise UsageError(

@@ -192,6 +192,8 @@ class DataSource:
             return torchvision_tables(datasets, self._splits)
         if (self.folder / "dataset_dict.json").is_file():
             return dict(datasets.load_from_disk(str(self.folder)))
+        if all((self.folder / f"{name}.json").is_file() for name in ("state", "dataset_info")):
+            return {"train": datasets.load_from_disk(str(self.folder))}
         if self.noun == "images" and self._images and not self._has_metadata():
             paths = self._paths, self._images
             return image_tables(datasets, self.folder, self.setting, self.train, *paths)

@@ -325,9 +325,21 @@ def write_part(
         _LOG.warning("skipped %d of %d rows of %s that cannot be used", skipped, len(rows), part)
     if skipped or lengths.max() < shape[0]:
         with written_whole(path) as kept:  # the original is still mapped
-            np.save(kept, inputs[good, : lengths.max()])
+            _save_rows(kept, inputs[:, : lengths.max()], np.flatnonzero(good))
     np.save(folder / f"{part}_labels.npy", labels[good])
     return skipped
+
+
+def _save_rows(
+    path: Path, array: npt.NDArray[Any], rows: npt.NDArray[np.int64], most: int = 1024
+) -> None:
+    """Save some rows of an array as `np.save` does, without all of them in memory."""
+    with path.open("wb") as file:
+        shape = (len(rows), *array.shape[1:])
+        header = {"descr": array.dtype.str, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for first in range(0, len(rows), most):
+            file.write(array[rows[first : first + most]].tobytes())
 
 
 def _labels_of(split: Any) -> npt.NDArray[np.int64]:

@@ -16,6 +16,9 @@ from ..errors import UsageError
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
 
+_HIP = "HIP_VISIBLE_DEVICES"
+"""AMD's variable, which takes precedence on its cards."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -95,7 +98,8 @@ def visible_card(device: str, alone: bool = True) -> dict[str, str]:
     """
     kind, _, number = device.partition(":")
     if kind == "cpu":
-        return {"CUDA_VISIBLE_DEVICES": ""}
+        hidden = {"CUDA_VISIBLE_DEVICES": ""}
+        return hidden | ({_HIP: "-1"} if _HIP in os.environ else {})
     if kind != "cuda" or not (number or "0").isdigit() or not (alone or len(_mig_devices()) > 1):
         return {}
     index = int(number or 0)
@@ -106,8 +110,7 @@ def visible_card(device: str, alone: bool = True) -> dict[str, str]:
 
 def _visible_cards() -> tuple[str, list[str]]:
     """Return a variable and its indices, UUIDs or MIG names of cards; unset, all are visible."""
-    hip = "HIP_VISIBLE_DEVICES"  # AMD's, which takes precedence on its cards
-    variable = hip if hip in os.environ else "CUDA_VISIBLE_DEVICES"
+    variable = _HIP if _HIP in os.environ else "CUDA_VISIBLE_DEVICES"
     entries = os.environ.get(variable, "").split(",")
     return variable, [entry.strip() for entry in entries if entry.strip()]
 

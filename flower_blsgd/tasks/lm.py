@@ -52,7 +52,8 @@ class LanguageTask(Benchmark):
                 "model is empty, but task = 'lm' needs a causal language model; name a Hugging "
                 "Face folder, or OWNER/NAME of the HF hub"
             )
-        config = folder_config(model)
+        config = folder_config(model).get_text_config()
+        ends = config.eos_token_id
         if (limit := most_tokens(config)) and max_tokens > limit:
             raise UsageError(
                 f"max-tokens = {max_tokens}: model = {model!r} supports at most {limit}; set "
@@ -62,7 +63,7 @@ class LanguageTask(Benchmark):
             replace(self.source, data=data, max_samples=max_samples, needs_test=needs_test),
             tokenizer_source(model, pretrained=True),
             max_tokens,
-            config.eos_token_id,
+            ends[0] if isinstance(ends, list) else ends,
             again,
         )
         if blocks.vocabulary > config.vocab_size:

@@ -43,6 +43,15 @@ def frozen_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in every if not _is_sent(tensor)}
 
 
+def share_frozen(model: nn.Module, other: nn.Module) -> None:
+    """Let a model use the memory of another one, of the same kind, for its frozen tensors."""
+    frozen = frozen_tensors(other)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        theirs = frozen.get(name)
+        if theirs is not None and (theirs.shape, theirs.dtype) == (tensor.shape, tensor.dtype):
+            tensor.data = theirs
+
+
 def _is_sent(tensor: Tensor) -> bool:
     if isinstance(tensor, nn.Parameter):
         return tensor.requires_grad

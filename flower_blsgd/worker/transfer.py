@@ -34,7 +34,7 @@ def copy_to_device(flat: Flat, targets: Mapping[str, Tensor]) -> None:
         else:
             own = [targets[place.name] for place in places]
             part = part.to(_device_of(targets), non_blocking=non_blocking)
-            torch._foreach_copy_(own, _views(part, places))
+            _copy_each(own, _views(part, places))
 
 
 def copy_to_host(sources: Mapping[str, Tensor], flat: Flat) -> None:
@@ -51,8 +51,19 @@ def copy_to_host(sources: Mapping[str, Tensor], flat: Flat) -> None:
             _views(part, places)[0].copy_(sources[places[0].name], non_blocking=non_blocking)
         else:
             gathered = torch.zeros(end - begin, dtype=torch.uint8, device=device)
-            torch._foreach_copy_(_views(gathered, places), [sources[p.name] for p in places])
+            _copy_each(_views(gathered, places), [sources[p.name] for p in places])
             part.copy_(gathered, non_blocking=non_blocking)
+
+
+def _copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors to others on the same device, with one launch for each pair of dtypes."""
+    by_dtype: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        own, theirs = by_dtype.setdefault((target.dtype, source.dtype), ([], []))
+        own.append(target)
+        theirs.append(source)
+    for own, theirs in by_dtype.values():
+        torch._foreach_copy_(own, theirs)
 
 
 def tensor_on(array: npt.NDArray[Any]) -> Tensor:

@@ -1,5 +1,6 @@
 """Texts become arrays of tokens: their columns, where they are cut, which rows are left out."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 pytest.importorskip("datasets")
 pytest.importorskip("tokenizers")
 
+from datasets import Dataset
 from tokenizers import Tokenizer
 
 from flower_blsgd.data.cache import Prepared
@@ -91,6 +93,15 @@ def test_layouts(kind: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(texts.folder / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == texts.vocabulary
     assert tokenizer.decode(tokens[4].tolist()) == "a vote a capital"  # the comma occurs once
+
+
+def test_cache_files_beside_a_saved_table_are_no_rows(tmp_path: Path) -> None:
+    """`Dataset.map` writes them there."""
+    folder = tmp_path / "own"
+    texts, labels = zip(*TRAIN, strict=True)
+    Dataset.from_dict({"text": texts, "label": labels}).save_to_disk(str(folder))
+    shutil.copy(next(folder.glob("data-*.arrow")), folder / "cache-0123.arrow")
+    assert len(ready(folder, needs_test=False).train[1]) == len(TRAIN)
 
 
 def test_a_tokenizer_is_made_once_of_the_training_rows(tmp_path: Path) -> None:

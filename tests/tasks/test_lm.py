@@ -66,6 +66,21 @@ def test_texts_become_blocks_of_tokens(folder: Path, texts: Path) -> None:
     assert f"{len(tokens):,} training and {task.num_test:,} test blocks of tokens, ready" in line
 
 
+def test_max_samples_counts_blocks(folder: Path, texts: Path) -> None:
+    task = load_task("lm", str(texts), str(folder), max_tokens=LENGTH, max_samples=2)
+    assert (len(task.train[0]), task.num_test) == (2, 2)
+
+
+def test_model_with_several_end_tokens_begins_a_text_after_the_first(
+    folder: Path, texts: Path
+) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "eos_token_id": [1, 2]}))
+    task = load_task("lm", str(texts), str(folder), max_tokens=LENGTH, pretrained=False)
+    whole = vocabulary_of_rows().make(TEXTS).encode((texts / "test.txt").read_text()).ids
+    assert np.concatenate(task.test[0]).tolist() == [*whole, 1][: task.test[0].size]
+
+
 def test_rows_of_a_table_end_with_the_models_mark(folder: Path, tmp_path: Path) -> None:
     rows = [{"text": text, "label": 0} for text in (*TEXTS, 12)]  # also a number is a text
     file = tmp_path / "rows.jsonl"

@@ -11,7 +11,7 @@ from torch import nn
 
 from flower_blsgd.flower.array_records import Layout, flat_like, flat_of, flat_record, view_record
 from flower_blsgd.worker import model_io, transfer
-from flower_blsgd.worker.model_io import SentTensors, load_state, state_record
+from flower_blsgd.worker.model_io import SentTensors, load_state, share_frozen, state_record
 
 
 @pytest.fixture(params=[None, 1 << 25, 300, 1], autouse=True)
@@ -196,6 +196,18 @@ def test_only_what_is_trained_travels_and_in_a_type_that_numpy_has() -> None:
     assert state_of(model) == state_of(Adapted())
     assert model.output.weight is model.embedding.weight
     assert model.adapter.weight.dtype == torch.bfloat16
+
+
+def test_frozen_tensors_are_shared_with_another_model() -> None:
+    model, other = make_model(1), make_model(2)
+    for one in (model, other):
+        one[3].requires_grad_(False)
+    before, expected = state_of(model), state_of(other)
+    share_frozen(model, other)
+    assert model[3].weight.data_ptr() == other[3].weight.data_ptr()
+    assert model[0].weight.data_ptr() != other[0].weight.data_ptr()
+    frozen = {"3.weight", "3.bias"}
+    assert state_of(model) == before | {name: expected[name] for name in frozen}
 
 
 def test_record_of_the_whole_state_dict_is_loaded_and_returned_whole() -> None:
