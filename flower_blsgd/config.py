@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from .algorithm.catalog import (
     ALGORITHMS,
+    CUSTOM_PARTS,
     RELEASED_SAMPLERS,
     SAMPLERS,
     SELECTIONS,
@@ -38,7 +39,7 @@ from .data.libraries import split_torchvision
 from .errors import UsageError, nearest
 from .fields import FieldError, reader, type_name
 from .protocol import MOMENTUM_POLICIES, Average
-from .tasks import TASK_OPTIONS
+from .tasks import GIVEN_IN_PYTHON, TASK_OPTIONS
 
 Value = bool | int | float | str
 
@@ -243,6 +244,13 @@ class RunConfig:
                 f'wire-dtype = "{self.wire_dtype}" sends changes of models, not gradients; use '
                 '"float32", or average = "models"'
             )
+        sends_state = self.choices.momentum_buffers == "average"
+        is_sgd = self.optimizer == "sgd" and not self.is_script
+        if self.wire_dtype == "float16" and sends_state and not is_sgd:  # squares of gradients
+            raise UsageError(
+                'wire-dtype = "float16" is too coarse for the state of the optimizer, which '
+                'momentum-buffers = "average" sends; use "bfloat16" or "float32"'
+            )
         parts = self.choices.average, self.choices.steps
         if parts == ("gradients", "one-by-throughput") and self.is_script:
             raise UsageError(
@@ -304,6 +312,12 @@ class RunConfig:
     def is_script(self) -> bool:
         """Whether the task is a training script of ``blsgd launch``."""
         return self.task.endswith(".py") or self.task.startswith("-m ")
+
+    @property
+    def objects(self) -> list[str]:
+        """The settings that were given as objects in Python, which are not saved."""
+        values = {name: getattr(self, name) for name in ("task", *CUSTOM_PARTS)}
+        return [name for name, value in values.items() if value.split(":")[0] == GIVEN_IN_PYTHON]
 
     def check_script(self) -> None:
         """Raise UsageError for a setting without effect on a script; resumed runs may have one."""
@@ -421,4 +435,6 @@ def task_of_script(script: str, *arguments: str) -> tuple[str, str]:
     if script.endswith(".ipynb"):
         convert = shlex.join(["jupyter", "nbconvert", "--to", "script", script])
         raise UsageError(f"script {script!r} is a notebook; convert it first: {convert}")
+    if not script.endswith(".py"):
+        raise UsageError(f"script {script!r} must have a name that ends in .py")
     return Path(script).name, re.sub(r"[^\w.-]", "-", Path(script).stem)

@@ -159,6 +159,11 @@ def test_decay_epochs_that_cannot_be_read_are_refused_with_an_example(text: str)
     assert "60%, 80%" in line
     with pytest.raises(UsageError, match='wire-dtype = "float16" sends changes of models, not'):
         RunConfig(algorithm="dlb", wire_dtype="float16")
+    coarse = {"wire_dtype": "float16", "momentum_buffers": "average"}
+    for own in ({"optimizer": "adamw"}, {"task": "own.py"}):
+        with pytest.raises(UsageError, match='"float16" is too coarse for the state of the opt'):
+            RunConfig(**coarse, **own)  # type: ignore[arg-type]
+    RunConfig(**coarse)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match='steps = "one-by-throughput" changes batch sizes'):
         RunConfig(task="own.py", average="gradients", steps="one-by-throughput")
     with pytest.raises(UsageError, match="nesterov = true requires momentum above 0"):

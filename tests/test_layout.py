@@ -68,7 +68,16 @@ ARROWS = {
     }
     | {"worker", "config", "errors", "files"},
     # only the command line imports it
-    "paper": {"experiments", "results", "strategy", "flower", "config", "errors", "files"},
+    "paper": {
+        "experiments",
+        "results",
+        "strategy",
+        "flower",
+        "devices",
+        "config",
+        "errors",
+        "files",
+    },
     # of data only the repair of torchvision
     "session": {"worker", "protocol", "algorithm", "flower", "devices", "errors", "data"},
     "launch": {

@@ -134,9 +134,9 @@ SuperLink. Run this on every machine. Arguments after -- are for flower-
 supernode.
 
 # connect all devices, in a network that you trust
-blsgd supernode --superlink 192.168.1.5:9092 --insecure
+blsgd supernode --superlink 192.168.1.5:8100 --insecure
 # connect one GPU, with TLS
-blsgd supernode --superlink host:9092 --root-certificates ca.crt --workers "1x cuda:0"
+blsgd supernode --superlink host:8100 --root-certificates ca.crt --workers "1x cuda:0"
 
 completion (completion): print a script for the tab key in bash or zsh
 

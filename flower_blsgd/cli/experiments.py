@@ -179,6 +179,8 @@ def _report(options: argparse.Namespace) -> None:
     from ..paper.report import FILE, page_of_reproduction
 
     out = Path(options.out or f"{options.folder}/report.html")
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder; name a file, such as page.html")
     title = write_report(Path(options.folder), out, {FILE: page_of_reproduction})
     say(f"{title}\nin {out}: open it in a browser")
 

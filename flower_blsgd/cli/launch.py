@@ -3,7 +3,13 @@
 import argparse
 
 from ..errors import UsageError
-from .options import add_resume, add_settings, terminated_like_interrupted, values_of
+from .options import (
+    add_resume,
+    add_settings,
+    find_modules_here,
+    terminated_like_interrupted,
+    values_of,
+)
 
 _BUDGETS = {
     "samples": (int, "samples of all devices together"),
@@ -60,5 +66,6 @@ def _launch(options: argparse.Namespace) -> None:
     config = RunConfig.from_run_config(values)
     if note := cores_note(parse_workers(config.workers)):
         print(note, flush=True)
+    find_modules_here()
     with terminated_like_interrupted():
         launch(words[0], words[1:], config)

@@ -44,8 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             start_fork_server(MODULES)
         _set_up_logging(options.verbose)
         options.command(options)
-    except UsageError as error:
-        return _fail(error, USAGE_ERROR, error)
+    except (UsageError, PermissionError) as error:
+        if isinstance(error, PermissionError) and not error.filename:
+            raise
+        return _fail(_brief(error), USAGE_ERROR, error)
     except KeyboardInterrupt as error:
         return _fail("interrupted; all workers have ended", _INTERRUPTED, error)
     except SystemExit as error:
@@ -59,6 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(error, getattr(error, "code", 1), error)  # that of a script
     return 0
+
+
+def _brief(error: UsageError | PermissionError) -> str:
+    """Return the line of an error, also of a path that may not be read or written."""
+    if isinstance(error, PermissionError):
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _fail(reason: object, code: int, error: BaseException) -> int:
@@ -178,6 +187,12 @@ def _run(options: argparse.Namespace) -> None:
         if resume := os.path.expanduser(str(options.resume or config["resume"])):
             config = values_of(options, app, resume)
         config["trace"] = options.trace or config["trace"]
+        checked = RunConfig.from_run_config(config)
+        if checked.is_script:
+            from ..results.summary import blsgd_command
+
+            command = blsgd_command(checked, *(["--resume", resume] if resume else []))
+            raise UsageError(f"task = {checked.task!r} is a training script; use {command}")
     else:
         for name in ("trace", "resume"):
             if getattr(options, name):
@@ -270,8 +285,9 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     find_modules_here()
     result = evaluate_run(options.run, data=options.data, device=options.device)
+    figure = Metric(result.metric_name).named(result.metric)
     print(
-        f"test {Metric(result.metric_name).named(result.metric)}, loss {result.loss:.4f} on "
+        f"{result.split} {figure}, loss {result.loss:.4f} on "
         f"{result.num_examples:,} samples ({options.run}, computed on {result.device})"
     )
 

@@ -192,7 +192,10 @@ def _script(text: str) -> str:
         return ""
     from ..config import task_of_script
 
-    script, *arguments = shlex.split(text)
+    try:
+        script, *arguments = shlex.split(text) or [""]
+    except ValueError as error:  # quotes that are not closed
+        raise UsageError(f"--script {text!r}: {error}; write 'SCRIPT ARGUMENTS'") from None
     if script != "-m":
         script = str(Path(script).expanduser().absolute())
     task_of_script(script, *arguments)
@@ -227,7 +230,10 @@ def node_config_text(values: Mapping[str, object]) -> str:
     """
     for key, value in values.items():
         if isinstance(value, str) and ("'" in value or not value.isprintable()):
-            raise UsageError(f"{key} = {value!r} cannot be in a node config; leave out the quotes")
+            raise UsageError(
+                f"{key} = {value!r} cannot be in a node config; leave out quotes, and in a path or "
+                "an argument also spaces and other characters that a shell would have quoted"
+            )
     return " ".join(
         f"{key}='{value}'" if isinstance(value, str) else f"{key}={value!r}"
         for key, value in values.items()

@@ -20,7 +20,7 @@ from rich.text import Text
 from ..files import lost_output
 from ..results.live import Curve, LiveRun, LiveWorker
 from ..results.summary import blsgd_command, failures_line, final_line
-from ..results.tables import counted, seconds_text
+from ..results.tables import brief, counted, seconds_text
 from ..strategy.budget import NO_LIMIT
 from .options import terminated_like_interrupted
 
@@ -157,7 +157,7 @@ def curve_columns(values: Sequence[float], width: int, height: int) -> list[str]
 
 def _workers(run: LiveRun, workers: Sequence[LiveWorker]) -> Table:
     rounds = counted(len(run.rounds), "round")
-    when = f"last {rounds}, {run.recent_seconds:.2g} s"
+    when = f"last {rounds}, {brief(run.recent_seconds, 2)} s"
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column()  # the only one that may wrap
     for justify in ("left", "right", "right", "left", "right", "right"):

@@ -1,6 +1,7 @@
 """Train several algorithms, or other arms, with several seeds in one folder, and compare them."""
 
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,13 @@ REPEATED = tuple(name for name, row in ALGORITHMS.items() if row.epoch == "sampl
 
 Arm = Mapping[str, Any]
 """Settings of an arm of a comparison, in snake_case; they replace the common ones."""
+
+_OF_SPEED = (
+    *("workers", "threads", "task", "data", "model", "dropout", "lora_rank", "image_size"),
+    *("max_tokens", "batch_size", "micro_batch_size", "optimizer", "loader_workers", "precision"),
+    *("channels_last", "compile"),
+)
+"""Settings on which the speed of a step depends."""
 
 _ALGORITHM_PARTS = ("steps", "sampler", "weights", "train-on", "momentum-buffers", "average")
 
@@ -138,14 +146,16 @@ def prepare(
 ) -> RunConfig:
     """Make the folder of a comparison, or check an existing one; return the settings of its runs.
 
-    Unknown speeds are read from the folder, else measured. All runs share them. UsageError if an
-    arm cannot run, the speeds are those of other workers, or the folder cannot be used.
+    Unknown speeds are read from the folder, else measured. All runs share them, unless a setting
+    varies that changes them; then each run measures its own. UsageError if an arm cannot run, the
+    speeds are those of other workers, or the folder cannot be used.
     """
     check_folder(folder, config)
     own = folder / SPEEDS
     workers, num_samples = parse_workers(config.workers), load_own_task(config).num_train
     _refuse_unable(config, arms, workers, num_samples)  # before anything is measured
-    if all(worker.seconds_per_step for worker in workers):
+    varied = {name for changes in arms.values() for name in changes}
+    if varied.intersection(_OF_SPEED) or all(worker.seconds_per_step for worker in workers):
         open_folder(folder, config)
         return config
     if not own.exists():
@@ -165,7 +175,8 @@ def _refuse_unable(
 ) -> None:
     for name, changes in arms.items():
         try:
-            check_workers(replace(config, **changes), workers, num_samples)
+            own = parse_workers(changes["workers"]) if "workers" in changes else workers
+            check_workers(replace(config, **changes), own, num_samples)
         except UsageError as error:
             raise UsageError(
                 f"{name} cannot run with these settings: {error}; change them, or leave it out"
@@ -178,7 +189,7 @@ def check_folder(folder: Path, config: RunConfig) -> None:
     The folder may hold something else, or a comparison with other settings, or be read-only.
     """
     settings = folder / SETTINGS
-    if not folder.exists():
+    if not os.path.exists(folder):  # pathlib raises if a folder above it may not be entered
         RunFolder.refuse_unusable(str(folder))
         return
     if not settings.is_file():
@@ -234,9 +245,12 @@ def train_all(
         try:
             run, state = read_run(out), "finished before"
             settings = run["settings"] if run else {}
-            for name, value in arms[arm].items():
-                if (theirs := settings.get(key := name.replace("_", "-"), value)) != value:
-                    raise UsageError(f"{out} has {key} = {theirs!r}, not {value!r}; move it away")
+            own = replace(config, **arms[arm]).with_absolute_paths().to_run_config()
+            for key in (name.replace("_", "-") for name in arms[arm]):
+                if (theirs := settings.get(key, own[key])) != own[key]:
+                    raise UsageError(
+                        f"{out} has {key} = {theirs!r}, not {own[key]!r}; move it away"
+                    )
         except UsageError as error:
             log(f"{head}left out: {error}")
             return f"{arm}, seed {seed}: {error}"

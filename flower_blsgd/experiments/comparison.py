@@ -194,16 +194,20 @@ def compare_runs(
     """Compare finished runs of several algorithms, or other arms.
 
     Runs with another metric than the reference are left out, and named in `Comparison.failed`,
-    after `failed`. `runs` has at least one run, and no arm and seed twice; ties keep this order.
-    `target` is an accuracy in (0, 1], or a value of another metric. The default is the best that
-    every run reached, rounded to the worse side, to one decimal place less than is shown:
-    accuracies of 98.33 and 97.89 % give 97.8 %.
+    after `failed`; so are runs without a final value, whose best one and times count. `runs` has at
+    least one run, and no arm and seed twice; ties keep this order. `target` is an accuracy in (0,
+    1], or a value of another metric. The default is the best that every run reached, rounded to the
+    worse side, to one decimal place less than is shown: accuracies of 98.33 and 97.89 % give 97.8
+    %.
     """
     metric = metric_of(next((run for run in runs if run["arm"] == reference), runs[0]))
     others = [run for run in runs if replace(metric_of(run), split=metric.split) != metric]
     why = "{arm}, seed {seed}: its metric is {metric_name} ({metric_mode}), not that of {reference}"
     failed = (*failed, *(why.format(**run, reference=reference) for run in others))
     runs = [run for run in runs if run not in others]
+    diverged = [r for r in runs if r["value"] is None and r["best_value"] is not None]
+    why = "{arm}, seed {seed}: its final {metric_name} is missing or not a number"
+    failed = (*failed, *(why.format(**run) for run in diverged))
     sizes = [abs(run["value"]) for run in runs if run["value"]]
     if sizes and not metric.is_accuracy:
         metric = replace(metric, decimals=3 - math.floor(math.log10(median(sizes))))

@@ -12,7 +12,7 @@ from ..devices.worker_spec import WorkerSpec, parse_workers
 from ..errors import UsageError
 from ..parts import make_strategy
 from ..protocol import WorkerProfile
-from ..results.tables import UNKNOWN, Table, share_text
+from ..results.tables import UNKNOWN, Table, brief, share_text
 from ..strategy.cost_model import Prediction, predict_run, slow_device_lines
 from ..strategy.evaluation import FORWARD_PER_STEP
 from ..strategy.round_metrics import WorkerRound
@@ -131,8 +131,8 @@ def plan_table(plan: Plan) -> RenderableType:
                 _join_equal(steps),
                 f"{sum(slow):.1%}" if slow else UNKNOWN,
                 f"{found.rounds_per_epoch:.1f}",
-                f"{found.round_seconds:.3g}",
-                f"{found.epoch_seconds:.3g}",
+                brief(found.round_seconds),
+                brief(found.epoch_seconds),
                 share_text(found.waiting_share(fast=True)),
                 share_text(found.waiting_share(fast=False)),
                 f"{found.samples_per_second:,.0f}",
@@ -153,7 +153,7 @@ def speed_table(speeds: Speeds, workers: Sequence[WorkerSpec], config: RunConfig
             worker.label,
             _milliseconds(speeds.alone[worker.profile.partition_id]),
             _milliseconds(speeds.loaded[worker.profile.partition_id]),
-            f"{worker.speed_ratio or 0:.3g}",
+            f"{worker.speed_ratio:.3g}" if worker.speed_ratio else UNKNOWN,
         ]
         for worker in plan_runs(config, workers, 1, []).workers
     ]

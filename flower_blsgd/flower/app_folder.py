@@ -56,20 +56,19 @@ def read_app(folder: Path) -> FlowerApp:
 
     UsageError if it is missing or does not declare a Flower app.
     """
-    project = _pyproject(folder)
-    app = project.get("tool", {}).get("flwr", {}).get("app", {})
-    components = app.get("components", {})
-    if not {"serverapp", "clientapp"} <= components.keys():
+    components = _section(folder, "tool.flwr.app.components")
+    server_app, client_app = (components.get(name) for name in ("serverapp", "clientapp"))
+    if not (isinstance(server_app, str) and isinstance(client_app, str)):
         raise UsageError(
             f"{folder} is not a Flower app: its pyproject.toml has no "
             "[tool.flwr.app.components] with serverapp and clientapp"
         )
     return FlowerApp(
         path=folder.resolve(),
-        name=project.get("project", {}).get("name", folder.resolve().name),
-        server_app=components["serverapp"],
-        client_app=components["clientapp"],
-        config=_flat(app.get("config", {}), "pyproject.toml"),
+        name=str(_section(folder, "project").get("name", folder.resolve().name)),
+        server_app=server_app,
+        client_app=client_app,
+        config=_flat(_section(folder, "tool.flwr.app.config"), "pyproject.toml"),
     )
 
 
@@ -145,16 +144,22 @@ def _value(app: FlowerApp, key: str, raw: str) -> Value:
 
 def _is_app(folder: Path) -> bool:
     try:
-        return "app" in _pyproject(folder).get("tool", {}).get("flwr", {})
+        return "app" in _section(folder, "tool.flwr")
     except UsageError:
         return False
 
 
-def _pyproject(folder: Path) -> dict[str, Any]:
+def _section(folder: Path, name: str) -> Mapping[str, Any]:
+    """Return a table of the ``pyproject.toml`` in a folder, empty if it is not there."""
     file = folder / "pyproject.toml"
     if not file.is_file():
         raise UsageError(f"{folder} is not a Flower app: it has no pyproject.toml")
-    return _toml(file)
+    table = _toml(file)
+    for key in name.split("."):
+        table = table.get(key, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"{file}: {key} of [{name}] is not a table")
+    return table
 
 
 def _toml(file: Path) -> dict[str, Any]:

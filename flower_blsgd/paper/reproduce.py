@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..config import RunConfig, Value
+from ..devices.worker_spec import parse_workers
 from ..errors import UsageError
 from ..experiments.compare import prepare, refuse_overrides, train_all
 from ..experiments.comparison import Comparison, compare_runs, read_run, run_folder
@@ -111,6 +112,16 @@ def _config_of(cell: Cell, values: Mapping[str, Value], mode: Mode, several: boo
     fixed = {"data": data, "epoch": mode, "algorithm": REFERENCE, "name": ""}
     config = RunConfig.from_run_config({**values, **fixed})
     refuse_overrides(config)
+    for key in ("local-steps-fast", "local-steps-slow"):
+        if (given := config.to_run_config()[key]) != cell.values[key]:
+            raise UsageError(
+                f"{key} = {given!r}: {cell.name} has {cell.values[key]}; choose cells with --only"
+            )
+    for worker in parse_workers(config.workers, anywhere=True):
+        if worker.steps:
+            raise UsageError(
+                f"workers: steps={worker.steps}: {cell.name} decides the local steps; leave it out"
+            )
     return config
 
 

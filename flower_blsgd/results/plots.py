@@ -20,6 +20,7 @@ from ..algorithm.local_steps import Clock
 from ..strategy.round_metrics import RoundRecord, WorkerRound
 from .folder import EpochRow
 from .metric import ACCURACY, Metric
+from .tables import brief
 
 # Okabe and Ito's colours are distinct with any kind of colour vision.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -84,7 +85,7 @@ def draw_learning_curve(
     left, right = figure.subplots(1, 2, sharey=True)
     panels: list[tuple[Axes, str, Sequence[float], str]] = [
         (left, "epoch", [row.epoch for row in rows], f"in epoch {rows[best_at].epoch}"),
-        (right, unit, seconds, f"after {seconds[best_at]:.3g} s"),
+        (right, unit, seconds, f"after {brief(seconds[best_at])} s"),
     ]
     for axes, label, along, when in panels:
         axes.plot(along, shown, ".-", color=GREEN)

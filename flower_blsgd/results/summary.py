@@ -18,11 +18,10 @@ from ..strategy.biased_local_sgd import BiasedLocalSGD
 from ..strategy.cost_model import NEGLIGIBLE
 from ..strategy.round_metrics import WorkerRound
 from ..strategy.workers import STARTING
-from ..tasks import GIVEN_IN_PYTHON
 from .folder import EpochRow, shown_late
 from .metric import Metric, value_in
 from .round_totals import Figures, RunMetrics
-from .tables import counted
+from .tables import brief, counted
 
 _FAILURE = ("round", "worker", "kind", "reason")
 _PACKAGES = ("flower-blsgd", "flwr", "torch", "numpy")
@@ -182,9 +181,10 @@ def last_lines(
         lines += [f"slow devices: {brought}", *(f"  {line}" for line in compare)]
         lines += [f"  {line}" for line in summary["slow_devices"]]
     if found := summary["async_evaluation"]:
+        busy = brief(summary["async_evaluation_seconds"], 2)
         parts = [
-            f"async evaluation: {', '.join(found['workers'])} computed for "
-            f"{summary['async_evaluation_seconds']:.2g} s; {counted(found['results'], 'result')}"
+            f"async evaluation: {', '.join(found['workers'])} computed for {busy} s; "
+            f"{counted(found['results'], 'result')}"
         ]
         if found["results"]:
             late = found["mean_rounds_late"], found["mean_seconds_late"]
@@ -204,7 +204,7 @@ def _slow_devices(
 ) -> list[str]:
     """Answer "do my slow devices help?" as far as one run can."""
     if seconds := summary["summing_seconds"]:
-        return [f"they only summed models, for {seconds:.2g} s in total"]
+        return [f"they only summed models, for {brief(seconds, 2)} s in total"]
     rows = (row for record in metrics.records for row in record.workers)
     slow = [row for row in rows if row.trained and not row.fast]
     if not slow:
@@ -223,11 +223,19 @@ def _slow_devices(
 
 def _fast_only(config: RunConfig, folder: Path) -> str:
     """Return the command that repeats the run without the slow workers."""
-    if config.task == GIVEN_IN_PYTHON:
-        return "train(task, train_on='fast', sampler='uniform', ...)"
+    if config.objects:
+        return train_call(config, "train_on='fast'", "sampler='uniform'", "...")
     words = ["-c", str(folder / "config.toml"), "-s", "train-on=fast", "-s", "sampler=uniform"]
     words += ["-s", f"out={config.out}-fast-only"] if config.out else []
     return blsgd_command(config, *words)
+
+
+def train_call(config: RunConfig, *arguments: str) -> str:
+    """Return a call of `train` for a run whose parts were given as objects."""
+    task = "task" if "task" in config.objects else repr(config.task)
+    named = {argument.partition("=")[0] for argument in arguments}
+    parts = [f"{name}=..." for name in config.objects if name not in ("task", *named)]
+    return f"train({', '.join([task, *arguments, *parts])})"
 
 
 def blsgd_command(config: RunConfig, *words: str) -> str:
@@ -252,6 +260,6 @@ def plan_line(predicted: Figures, measured: Figures) -> str:
     ]
     expected, took = predicted["epoch_seconds"], measured["epoch_seconds"]
     return (
-        f"plan: {expected:.3g} s per epoch{waits[0]}; measured: {took:.3g} s "
+        f"plan: {brief(expected)} s per epoch{waits[0]}; measured: {brief(took)} s "
         f"({took / expected - 1:+z.0%}){waits[1]}"
     )

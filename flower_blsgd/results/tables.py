@@ -90,6 +90,15 @@ def seconds_text(seconds: float | None) -> str:
     return f"{seconds:,.{digits}f}"
 
 
+def brief(number: float, digits: int = 3) -> str:
+    """Return a number with about so many significant digits, without an exponent if it is large.
+
+    >>> brief(0.01234), brief(99.96), brief(1258.4), brief(250.0, 2)
+    ('0.0123', '100', '1,258', '250')
+    """
+    return f"{number:.{digits}g}" if number < 10**digits - 0.5 else f"{number:,.0f}"
+
+
 def share_text(share: float | None) -> str:
     """Return a share as a whole percentage, such as ``"25%"``."""
     return UNKNOWN if share is None else f"{share:.0%}"

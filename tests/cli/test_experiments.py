@@ -127,6 +127,8 @@ def test_report_writes_a_page_and_says_what_is_on_it(printed: Printed, refused: 
         lines = printed("report", "runs/compared", *more)
         assert lines == ["dlb: test accuracy 87.50 %", f"in {out}: open it in a browser"]
         assert "<h1>dlb: test accuracy 87.50 %</h1>" in Path(out).read_text()
+    line = refused("report", "runs/compared", "--out", ".")
+    assert line == "--out . is a folder; name a file, such as page.html"
 
 
 # --- calibrate

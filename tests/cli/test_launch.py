@@ -1,5 +1,6 @@
 """The command line of ``blsgd launch``."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ CORE = usable_cores()[0]
         (["script.py"], "give the length of the run: --samples, --seconds or --rounds"),
         (["--rounds", "3"], "the script is missing; blsgd launch [OPTIONS] SCRIPT"),
         (["--rounds", "3", "none.py"], "script 'none.py' is not a file"),
+        (["--rounds", "3", "train"], "script 'train' must have a name that ends in .py"),
         (["--rounds", "3", "x.ipynb"], "is a notebook; convert it first: jupyter nbconvert --to "),
         (["--rounds", "3", "-m", "none.train"], "-m none.train: Python finds no such module from"),
         (["--rounds", "3", "-m"], "the script is missing"),
@@ -44,6 +46,7 @@ def test_mistake_is_refused_in_one_line(
 ) -> None:
     (folder / "script.py").touch()
     (folder / "x.ipynb").touch()
+    (folder / "train").touch()
     assert message in refused("launch", *arguments)
 
 
@@ -81,3 +84,4 @@ def test_length_of_the_run_and_the_scripts_arguments(
         *line, config = calls.pop()
         assert line == [script, list(command[1:])]
         assert {name: getattr(config, name) for name in limits} == limits
+        assert str(folder) in sys.path  # for -s weights=my_module:MyWeighting

@@ -1,6 +1,7 @@
 """The command line: every mistake is refused in one line, before anything starts or is written."""
 
 import argparse
+import errno
 import logging
 import shutil
 import signal
@@ -108,6 +109,7 @@ def test_wrong_command_is_one_line_that_points_at_the_help(
         (["run", str(FOREIGN), "--workers", BOTH, "--trace"], "plain-app has no setting trace"),
         (["run", str(FOREIGN), "--workers", BOTH, "--resume"], "plain-app has no setting resume"),
         (["run", "--resume"], "runs/latest is not a run: it has no config.toml"),
+        (["run", "-s", "task=train.py"], "launch train.py ..."),
         (["run", "-s", "resume=mine"], "mine is not a run: it has no config.toml"),
         (["run", str(FOREIGN), "-s", "epochs=3"], "epochs = 3: unknown key"),
         (["devices", "--workers", "cuda:7"], "cuda:7 is not available"),
@@ -121,6 +123,16 @@ def test_what_is_not_there_is_refused(
     (folder / "mine").mkdir()
     (folder / "mine" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
     assert expected in refused(*arguments)
+
+
+def test_path_that_may_not_be_read_is_refused(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stat(path: Path) -> None:  # root may read everything
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", stat)
+    assert refused("evaluate", "locked/run") == "locked/run/config.toml: Permission denied"
 
 
 # --- runs that begin ---------------------------------------------------------------------------

@@ -99,6 +99,13 @@ def test_data_of_each_data_set_lies_in_its_own_folder(
     ]
 
 
+def test_local_steps_are_those_of_the_cell(refused: Refused) -> None:
+    line = refused(*SMOKE, "-s", "local-steps-fast=8")
+    assert line == "local-steps-fast = 8: digits-32-1 has 32; choose cells with --only"
+    line = refused(*SMOKE, "-s", "workers=1x cpu fast; 1x cpu slow steps=2")
+    assert line == "workers: steps=2: digits-32-1 decides the local steps; leave it out"
+
+
 def test_cell_of_other_settings_is_named_and_the_rest_reported(
     trained: FakeTrain,
     printed: Printed,

@@ -187,7 +187,7 @@ AT = ("--superlink", "127.0.0.1:1")
         ((*AT, "--insecure", KEY, __file__, *TWO), f"1 {KEY} for 2 SuperNodes; give it once per"),
         ((*AT, "--insecure", "--colour"), "--colour"),
         ((*AT, "--insecure", "--workers", "1x cpu quick"), '"quick" at character 8'),
-        ((*AT, "--insecure", *TWO, "--name", "it's"), "leave out the quotes"),
+        ((*AT, "--insecure", *TWO, "--name", "it's"), "leave out quotes, and in a path"),
         ((*AT, "--insecure", *ONE), "no SuperLink answers at http://127.0.0.1:1/"),
         (("--superlink", "http://lab:8100", "--insecure", *ONE), "check HOST:PORT"),
     ],
@@ -246,5 +246,8 @@ def test_script_is_the_worker_of_one_node_per_device(tmp_path: Path) -> None:
     assert "is a notebook" in refusal(launched, "1x cpu:0", "--script", str(notebook))
     line = refusal(launched, "1x cpu:0 precision=tf32", "--script", str(script))
     assert line == "workers: precision=tf32: a script decides this itself"
+    line = refusal(launched, "1x cpu:0", "--script", "train.py --name it's")
+    assert line.endswith("No closing quotation; write 'SCRIPT ARGUMENTS'")
+    assert refusal(launched, "1x cpu:0", "--script", " ").endswith("is not a file")
     (node,) = launched("1x cpu:0", "--script", "-m json.tool x")
     assert config_of(node)["script"] == "-m json.tool x"

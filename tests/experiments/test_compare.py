@@ -19,6 +19,7 @@ from flower_blsgd.errors import UsageError
 from flower_blsgd.experiments import compare
 from flower_blsgd.experiments.compare import (
     SETTINGS,
+    arms_of,
     check_folder,
     open_folder,
     overridden,
@@ -188,6 +189,35 @@ def test_arms_of_one_algorithm_are_told_apart_and_those_of_other_settings_left_o
     assert len(runs) == 1
     assert f"the run in {out} cannot be read" in failure
     assert contents(folder).keys() == before.keys() - {"twice-seed0/epochs.csv"}
+
+
+def test_arms_with_another_path_go_on(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's own settings have absolute paths."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    arms = {"mine": {"algorithm": A, "data": "mine"}}
+    train = FakeTrain()
+    for _ in range(2):
+        (run,), failures = go(
+            lambda config: train(config.with_absolute_paths()), [], [0], arms=arms
+        )
+        assert (run["settings"]["data"], failures) == (str(tmp_path / "mine"), [])
+    assert len(train.trained) == 1
+
+
+def test_speeds_are_not_shared_by_arms_whose_steps_take_other_times(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "load_own_task", lambda _: SimpleNamespace(num_train=64))
+    config = replace(CONFIG, workers=f"2x cpu:{usable_cores()[0]}", algorithm=A)
+    arms = arms_of([A], {"batch-size": [8, 16]})
+    assert compare.prepare(config, arms, tmp_path / "new", lines.append) == config
+    assert lines == []  # nothing was measured
+    both = f"2x cpu:{usable_cores()[0]}; 1x cpu:{usable_cores()[0]} batch=65"
+    with pytest.raises(UsageError, match="batch=65"):
+        compare.prepare(config, arms_of([A], {"workers": [both]}), tmp_path / "b", lines.append)
 
 
 def test_run_that_another_process_trains_is_waited_for_at_the_end(

@@ -253,6 +253,14 @@ def test_run_with_another_metric_than_the_reference_is_left_out() -> None:
         assert [one.algorithm for one in comparison.algorithms] == [reference]
 
 
+def test_run_that_diverged_is_named() -> None:
+    values = {"metric_name": "perplexity", "metric_mode": "min"}
+    runs = [made_run("a", 0, [9.0, 8.0], **values), made_run("a", 1, [9.0, None], **values)]
+    comparison = compare_runs(runs, "a")
+    assert comparison.failed == ("a, seed 1: its final perplexity is missing or not a number",)
+    assert comparison.algorithms[0].values == [8.0]
+
+
 # --- paired differences; Student's 97.5 % quantiles are 12.706 for 2 pairs and 4.303 for 3
 
 
