@@ -18,6 +18,9 @@ PLACES = (ROOT / "data" / "cifar10", ROOT.parent / "shared" / "data" / "cifar10"
 
 TEST_IMAGES = 256
 
+Samples = tuple[torch.Tensor, torch.Tensor]
+"""Images and labels."""
+
 
 def add_data_option(line: argparse.ArgumentParser) -> None:
     """Add ``--data``."""
@@ -47,12 +50,7 @@ def some_images(data: str, model_name: str) -> Task:
     text, _, folder = data.partition("@")
     count = int(text)
     if not folder:
-        return Task(
-            model=lambda: BENCHMARKS["cifar10"].maker(model_name)(10, False),
-            train=_made_up(count),
-            test=_made_up(TEST_IMAGES),
-            augment=random_crop_and_flip,
-        )
+        return _task(model_name, _made_up(count), _made_up(TEST_IMAGES))
     whole = load_task("cifar10", folder, model_name)
     images, labels = whole.train
     if count > len(labels):
@@ -70,6 +68,10 @@ def carried_images(data: str, model_name: str) -> Task:
     """Return the task of parquet files, read without the library ``datasets``."""
     files = (next(Path(data).glob(f"{part}-*.parquet")) for part in ("train", "test"))
     train, test = map(_decoded, files)
+    return _task(model_name, train, test)
+
+
+def _task(model_name: str, train: Samples, test: Samples) -> Task:
     return Task(
         model=lambda: BENCHMARKS["cifar10"].maker(model_name)(10, False),
         train=train,
@@ -78,7 +80,7 @@ def carried_images(data: str, model_name: str) -> Task:
     )
 
 
-def _decoded(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
+def _decoded(file: Path) -> Samples:
     import pyarrow.parquet
     from PIL import Image
 
@@ -89,7 +91,7 @@ def _decoded(file: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.tensor(table["label"])
 
 
-def _made_up(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _made_up(count: int) -> Samples:
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=draw)
     return images, torch.randint(0, 10, (count,), generator=draw)
