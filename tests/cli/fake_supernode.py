@@ -38,10 +38,10 @@ def main() -> None:
         "pids": [os.getpid(), below.pid],
         "name": name,
     }
+    print("and goes on", flush=True)  # before the note: tests send signals when they see that
     folder = Path(os.environ["FAKE_FOLDER"])
     (folder / f"{port}.part").write_text(json.dumps(note))
     (folder / f"{port}.part").rename(folder / f"{port}.json")
-    print("and goes on", flush=True)
     if name == "leaves":
         end(below)
     while True:
