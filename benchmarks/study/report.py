@@ -298,7 +298,8 @@ def draw(rows: Rows, scale: Scale, path: Path) -> bool:
         shown = None if math.isnan(factor.low) else error
         axes.barh(at, factor.mean - 1, 0.22, 1, color=COLORS[who], xerr=shown)
         end = max(1.0, factor.mean if shown is None else factor.high)
-        axes.text(end + 0.01, at, f"{factor.mean:.2f}", va="center", fontsize="small")
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # over the dotted line
+        axes.text(end + 0.01, at, f"{factor.mean:.2f}", va="center", fontsize="small", bbox=box)
         axes.plot([ceiling] * 2, [at - 0.12, at + 0.12], "k:")
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(places)), places[::-1])
