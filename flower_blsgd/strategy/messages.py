@@ -1,6 +1,6 @@
 """Messages to nodes with one or several workers, and the workers' replies."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from flwr.app import Message, RecordDict
@@ -42,9 +42,16 @@ def replies_to(
     received = grid.send_and_receive(messages, timeout=timeout) if messages else []
     sent = (message.metadata for message in messages)
     node_of = {one.message_id: one.dst_node_id for one in sent if one.message_id}
-    answers = ((reply.metadata, reply) for reply in received)
-    # Flower answers for a node that is gone.
-    return {node_of.get(one.reply_to_message_id, one.src_node_id): reply for one, reply in answers}
+    return {node_asked(reply, node_of): reply for reply in received}
+
+
+def node_asked(reply: Message, node_of: Mapping[str, int]) -> int:
+    """Return the node that a reply is of: Flower itself answers for a node that is gone.
+
+    `node_of` are the nodes by the ids of the messages sent to them.
+    """
+    metadata = reply.metadata
+    return node_of.get(metadata.reply_to_message_id, metadata.src_node_id)
 
 
 def answer_of(reply: Message | None) -> RecordDict | Failure:

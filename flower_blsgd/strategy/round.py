@@ -27,7 +27,7 @@ from ..protocol import (
     TrainOrder,
 )
 from ..protocol.records import records_of
-from .messages import answer_of, node_messages
+from .messages import answer_of, node_asked, node_messages
 from .replies import CheckedReply, ModelShape, check_reply, read_report
 from .slow_reduce import SlowWorkerReduce
 from .workers import Worker
@@ -145,9 +145,7 @@ class Round:
         node_of = {message_id: node_id for node_id, message_id in sent.items() if message_id}
         by_node: dict[int, Message] = {}
         for reply in replies:
-            answered = reply.metadata.reply_to_message_id
-            # Flower answers for a node that is gone.
-            node_id = node_of.get(answered, reply.metadata.src_node_id)
+            node_id, answered = node_asked(reply, node_of), reply.metadata.reply_to_message_id
             if answered != (sent.get(node_id) or answered):
                 _drop(orders_of.get(node_id, ()), "reply of another round")
             elif by_node.setdefault(node_id, reply) is not reply:
