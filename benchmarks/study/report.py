@@ -129,13 +129,18 @@ class Results:
         return spread(interval(values), 1, digits_of_texts)
 
 
+def runs_due(stage: str, rows: Rows, scale: Scale) -> int:
+    """Return the number of runs that a stage still needs."""
+    return sum(is_due(run, rows[stage]) for run in STAGES[stage](rows, scale))
+
+
 def comparison_lines(name: str, rows: Rows, scale: Scale) -> Lines:
     """Yield the speed-ups of a comparison, and what each arm reached."""
     if not counting(rows[name]):
         return
     results = Results(name, rows)
     arms = results.plan.arms
-    if due := sum(is_due(run, rows[name]) for run in STAGES[name](rows, scale)):
+    if due := runs_due(name, rows, scale):
         yield f"**Not complete: {due} runs are due. Until then, these figures decide nothing.**\n"
     is_images = results.plan.task == "images"
     unit = "points of accuracy" if is_images else "nats less"
@@ -240,7 +245,7 @@ def rows_lines(rows: Rows, scale: Scale) -> Lines:
     for stage, own in rows.items():
         failed = sum("error" in row for row in own)
         again = len(own) - failed - len(counting(own))
-        due = sum(is_due(run, own) for run in STAGES[stage](rows, scale))
+        due = runs_due(stage, rows, scale)
         commits = ", ".join(sorted({str(row["commit"]) for row in own}))
         yield _line(stage, *(str(n) for n in (len(own), failed, again, due)), commits)
     yield "\nThe conditions of each call: [conditions.jsonl](rows3/conditions.jsonl)."
@@ -252,9 +257,11 @@ COLORS = {"averaged models": "tab:blue", "averaged gradients": "tab:cyan", "DDP"
 
 
 def bars(rows: Rows, scale: Scale) -> list[tuple[str, str, Interval, float]]:
-    """Return the bars of the picture: place, who, times sooner, ceiling."""
+    """Return the bars of the picture, of complete stages: place, who, times sooner, ceiling."""
     found = []
     for name, task in (("images", "images"), ("python", "language model")):
+        if runs_due(name, rows, scale):
+            continue
         results = Results(name, rows)
         for gap, pace in ((2, "half"), (4, "a quarter")):
             best = better_models(name, gap, rows, scale)
