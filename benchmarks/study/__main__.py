@@ -17,8 +17,8 @@ from flower_blsgd.devices.machine import usable_cores
 
 from .arms import FAST_CORE, SLOW_CORE
 from .link import why_not
-from .runs import MOST_TRIES, ROOT, FailedError, Row, Run, Store, command, done, is_due, row_of
-from .stages import FULL, STAGES, TINY, Scale, read
+from .runs import MOST_TRIES, ROOT, FailedError, Row, Run, Store, command, done, row_of
+from .stages import FULL, STAGES, TINY, Scale, due_runs, read
 from .tasks import Places, settings_of
 
 ROWS = Path(__file__).parent / "rows3"
@@ -40,8 +40,7 @@ class Study:
 
     def due(self, stage: str) -> list[Run]:
         """Return the runs of a stage that can be done now and have no row that counts."""
-        rows = read(self.store)
-        found = [r for r in STAGES[stage](rows, self.scale) if is_due(r, rows[stage], self.tries)]
+        found = due_runs(stage, read(self.store), self.scale, self.tries)
         return [run for run in found if not (run.link and why_not())]
 
     def run(self, stage: str, say: Say) -> bool:

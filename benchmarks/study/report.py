@@ -14,8 +14,8 @@ from statistics import fmean, median
 
 from .arms import Setting
 from .estimator import Interval, Speedup, Values, interval, speedup
-from .runs import Row, Store, counting, is_due
-from .stages import COMPARISONS, FULL, STAGES, TINY, Key, Rows, Scale, Tuning, read, value_of
+from .runs import Row, Store, counting
+from .stages import COMPARISONS, FULL, TINY, Key, Rows, Scale, Tuning, due_runs, read, value_of
 
 FOLDER = Path(__file__).parent
 PICTURE = "speedup3.png"
@@ -129,18 +129,13 @@ class Results:
         return spread(interval(values), 1, digits_of_texts)
 
 
-def runs_due(stage: str, rows: Rows, scale: Scale) -> int:
-    """Return the number of runs that a stage still needs."""
-    return sum(is_due(run, rows[stage]) for run in STAGES[stage](rows, scale))
-
-
 def comparison_lines(name: str, rows: Rows, scale: Scale) -> Lines:
     """Yield the speed-ups of a comparison, and what each arm reached."""
     if not counting(rows[name]):
         return
     results = Results(name, rows)
     arms = results.plan.arms
-    if due := runs_due(name, rows, scale):
+    if due := len(due_runs(name, rows, scale)):
         yield f"**Not complete: {due} runs are due. Until then, these figures decide nothing.**\n"
     is_images = results.plan.task == "images"
     unit = "points of accuracy" if is_images else "nats less"
@@ -245,7 +240,7 @@ def rows_lines(rows: Rows, scale: Scale) -> Lines:
     for stage, own in rows.items():
         failed = sum("error" in row for row in own)
         again = len(own) - failed - len(counting(own))
-        due = runs_due(stage, rows, scale)
+        due = len(due_runs(stage, rows, scale))
         commits = ", ".join(sorted({str(row["commit"]) for row in own}))
         yield _line(stage, *(str(n) for n in (len(own), failed, again, due)), commits)
     yield "\nThe conditions of each call: [conditions.jsonl](rows3/conditions.jsonl)."
@@ -260,7 +255,7 @@ def bars(rows: Rows, scale: Scale) -> list[tuple[str, str, Interval, float]]:
     """Return the bars of the picture, of complete stages: place, who, times sooner, ceiling."""
     found = []
     for name, task in (("images", "images"), ("python", "language model")):
-        if runs_due(name, rows, scale):
+        if due_runs(name, rows, scale):
             continue
         results = Results(name, rows)
         for gap, pace in ((2, "half"), (4, "a quarter")):

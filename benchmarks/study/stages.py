@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .arms import Arm, Setting, neighbors, search
-from .runs import MOST_TRIES, Row, Run, Store, counting, on_one_machine
+from .runs import MOST_TRIES, Row, Run, Store, counting, is_due, on_one_machine
 
 MARGINS = {"images": 0.02}
 MARGIN_OF_TEXTS = 0.03
@@ -252,6 +252,11 @@ def _stages() -> Iterator[tuple[str, Callable[[Rows, Scale], list[Run]]]]:
 
 STAGES: Mapping[str, Callable[[Rows, Scale], list[Run]]] = dict(_stages())
 """In the order in which they are taken."""
+
+
+def due_runs(stage: str, rows: Rows, scale: Scale, most_tries: int = MOST_TRIES) -> list[Run]:
+    """Return the runs that a stage still needs."""
+    return [run for run in STAGES[stage](rows, scale) if is_due(run, rows[stage], most_tries)]
 
 
 def read(store: Store) -> Rows:

@@ -150,7 +150,7 @@ def test_rows_of_a_seed_and_of_a_tuned_arm_are_of_one_machine() -> None:
 
 def taken(stage: str, rows: dict[str, list[Any]], value: Callable[[Run], float]) -> None:
     """Take all rows of a stage, with made-up accuracies."""
-    while due := [r for r in stages.STAGES[stage](rows, stages.FULL) if is_due(r, rows[stage])]:
+    while due := stages.due_runs(stage, rows, stages.FULL):
         for run in due:
             figures = {"training_seconds": run.seconds, "loss": -value(run)}
             figures |= {"accuracy": value(run)} if run.task == "images" else {}
