@@ -93,7 +93,8 @@ NEGLIGIBLE = 0.01
 
 _OF_GAIN = 0.35
 """Share of the largest possible gain that training reached on a counted clock: a third at half the
-speed of the fast device, two fifths at a quarter (``benchmarks/study/RESULTS2.md``).
+speed of the fast device, two fifths at a quarter (``benchmarks/study/RESULTS2.md``). On the wall
+clock, images reached more and a language model less (``benchmarks/study/RESULTS3.md``).
 """
 
 
