@@ -117,10 +117,10 @@ class Results:
             return None
 
     def difference(self, key: Key, rival: Key) -> str:
-        """Write the paired difference at equal time."""
+        """Write the paired difference at equal time; empty without pairs."""
         own, other = self.values(key), self.values(rival)
         pairs = [own[seed] - other[seed] for seed in own if seed in other]
-        return self.figure(pairs, 2, 4)
+        return self.figure(pairs, 2, 4) if pairs else ""
 
     def figure(self, values: Sequence[float], digits: int, digits_of_texts: int) -> str:
         """Write values in the unit of the task."""
@@ -306,7 +306,7 @@ def draw(rows: Rows, scale: Scale, path: Path) -> bool:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(places)), places[::-1])
     axes.set(
-        xlim=(0.5, 1.6),
+        xlim=(0.4, 1.6),
         xlabel="times sooner than the fast device alone (dotted: the most that is possible)",
     )
     axes.set_title("What does a second, slower device bring?", fontsize="medium")
