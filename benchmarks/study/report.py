@@ -52,7 +52,10 @@ def page(rows: Rows, scale: Scale, picture: bool) -> str:
         parts.append(f"![how many times sooner a second device is]({PICTURE})")
     for name, title in TITLES.items():
         own = {"throughput": throughput_lines, "auto": auto_lines}.get(name)
-        lines = own(rows[name]) if own else comparison_lines(name, rows, scale)
+        lines = list(own(rows[name]) if own else comparison_lines(name, rows))
+        if lines and (due := len(due_runs(name, rows, scale))):
+            decides = "Until then, these figures decide nothing."
+            lines.insert(0, f"**Not complete: {due} runs are due. {decides}**\n")
         parts += [f"## {title}", "\n".join(lines) or "No rows yet."]
     parts += ["## Tuning", "\n".join(tuning_lines(rows, scale))]
     parts += ["## Rows", "\n".join(rows_lines(rows, scale))]
@@ -129,14 +132,12 @@ class Results:
         return spread(interval(values), 1, digits_of_texts)
 
 
-def comparison_lines(name: str, rows: Rows, scale: Scale) -> Lines:
+def comparison_lines(name: str, rows: Rows) -> Lines:
     """Yield the speed-ups of a comparison, and what each arm reached."""
     if not counting(rows[name]):
         return
     results = Results(name, rows)
     arms = results.plan.arms
-    if due := len(due_runs(name, rows, scale)):
-        yield f"**Not complete: {due} runs are due. Until then, these figures decide nothing.**\n"
     is_images = results.plan.task == "images"
     unit = "points of accuracy" if is_images else "nats less"
     keys = [(arm.name, arm.gap) for arm in arms if arm.name != "alone"]
