@@ -74,7 +74,7 @@ class Connector:
     def __post_init__(self) -> None:
         self.steps_chosen = ""
         self._speeds_are_due = False
-        self._rounds: list[tuple[float, float]] = []
+        self._rounds: list[tuple[int, float, float]] = []
         self._overhead_seconds: float | None = None
         self._queried_nodes: set[int] = set()
         self._incomplete_nodes: set[int] = set()
@@ -183,9 +183,10 @@ class Connector:
                 grid, training, arrays, shape, settings.num_samples, averaging, settings.keys
             )
             if rows:
-                # Lower quartiles, because disturbances only lengthen a round and medians vary more.
-                *speeds, overhead_seconds = (
-                    sorted(c)[len(c) // 4] for c in zip(*rows, strict=True)
+                speeds = [_lower_quartile(column) for column in list(zip(*rows, strict=True))[:-1]]
+                overhead_seconds = overhead_of(
+                    (int(np.argmax(np.multiply(row[:-1], shape.local_steps))), row[-1])
+                    for row in rows
                 )
                 for worker, seconds, size in zip(training, speeds, shape.batch_sizes, strict=True):
                     counts = worker.measured and self.clock == "wall"
@@ -233,7 +234,7 @@ class Connector:
 
         After the last one, the speeds and the overhead of a round are known.
         """
-        planner, longest = self.planner, 0.0
+        planner, slowest, longest = self.planner, 0, 0.0
         if planner.measured is None:
             return
         for worker, report in ((o.worker, o.report) for o in outcomes if o.load):
@@ -243,9 +244,10 @@ class Connector:
                 if len(self._rounds) > _WARM_UP_ROUNDS:  # disturbances only lengthen a round
                     newest = min(newest, planner.measured.get(worker.index, newest))
                 planner.measured[worker.index] = newest
-                longest = max(longest, report.compute_seconds)
-        self._rounds.append((longest, max(1e-6, round.seconds - longest)))
-        computing, overheads = zip(*self._rounds, strict=True)
+                if report.compute_seconds > longest:
+                    slowest, longest = worker.index, report.compute_seconds
+        self._rounds.append((slowest, longest, max(1e-6, round.seconds - longest)))
+        _, computing, _ = zip(*self._rounds, strict=True)
         is_enough = sum(computing[_WARM_UP_ROUNDS:]) >= _ENOUGH_SECONDS
         if len(computing) < _WARM_UP_ROUNDS + (_FEWEST_ROUNDS if is_enough else _MOST_ROUNDS):
             return
@@ -255,7 +257,7 @@ class Connector:
                 seconds = planner.measured[worker.index]
                 worker.profile = replace(worker.profile, seconds_per_step=seconds)
                 worker.measured = True
-        self._overhead_seconds = sorted(overheads)[len(overheads) // 4]
+        self._overhead_seconds = overhead_of((worker, own) for worker, _, own in self._rounds)
         self._rounds, planner.measured = [], None
         self.registry.assign_tiers()
         planner.check(planner.workers)
@@ -446,6 +448,26 @@ def measure_rounds(
         per_step = [s / steps for s, steps in zip(seconds, shape.local_steps, strict=True)]
         rows.append([*per_step, max(0.0, time.perf_counter() - began - max(seconds))])
     return rows[1:], []
+
+
+def overhead_of(rounds: Iterable[tuple[int, float]]) -> float:
+    """Return the seconds that a round takes in addition to computing, from measured rounds.
+
+    Each round is the worker that computed longest in it, and its own overhead. A worker that
+    computes longer hides what it takes to reach another one over a slow network; with the chosen
+    steps all compute equally long, and nothing is hidden. So the worker with the largest overhead
+    counts, if it computed longest in several rounds.
+    """
+    by_worker: dict[int, list[float]] = {}
+    for worker, overhead in rounds:
+        by_worker.setdefault(worker, []).append(overhead)
+    several = [overheads for overheads in by_worker.values() if len(overheads) > 1]
+    return max(map(_lower_quartile, several or [sum(by_worker.values(), list[float]())]))
+
+
+def _lower_quartile(values: Sequence[float]) -> float:
+    """Return the lower quartile: disturbances only lengthen a round, and medians vary more."""
+    return sorted(values)[len(values) // 4]
 
 
 def assume_speeds(profiles: Sequence[WorkerProfile]) -> list[WorkerProfile]:

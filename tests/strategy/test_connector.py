@@ -206,6 +206,21 @@ def test_local_steps_auto_of_one_worker_are_64_or_more_if_rounds_cost_much(
     assert {order.local_steps for order in node.orders[:-1]} == {1}  # the shortest rounds measure
 
 
+@pytest.mark.parametrize(
+    ("rounds", "overhead"),
+    [
+        # worker 0 computes longer in most rounds, and hides the slow network of worker 1
+        ([(0, 0.0173), (0, 0.0225), (1, 0.0857), (0, 0.0143), (1, 0.0888), (0, 0.0344)], 0.0857),
+        ([(0, 0.003), (1, 0.5), (0, 0.002), (0, 0.004), (0, 0.005)], 0.003),  # a disturbed round
+        ([(0, 0.3), (1, 0.1), (2, 0.2), (3, 0.4)], 0.2),
+    ],
+)
+def test_overhead_is_that_of_the_worker_that_costs_most_to_reach(
+    rounds: list[tuple[int, float]], overhead: float
+) -> None:
+    assert module.overhead_of(rounds) == overhead
+
+
 def test_local_steps_auto_without_any_speed_are_the_usual_ones() -> None:
     nodes = [ToyWorker(None), ToyWorker(None)]
     with captured_log():
