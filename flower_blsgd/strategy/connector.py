@@ -183,11 +183,10 @@ class Connector:
                 grid, training, arrays, shape, settings.num_samples, averaging, settings.keys
             )
             if rows:
-                speeds = [_lower_quartile(column) for column in list(zip(*rows, strict=True))[:-1]]
-                overhead_seconds = overhead_of(
-                    (int(np.argmax(np.multiply(row[:-1], shape.local_steps))), row[-1])
-                    for row in rows
-                )
+                *columns, overheads = zip(*rows, strict=True)
+                speeds = map(_lower_quartile, columns)
+                longest = np.argmax(np.transpose(columns) * shape.local_steps, axis=1).tolist()
+                overhead_seconds = overhead_of(longest, overheads)
                 for worker, seconds, size in zip(training, speeds, shape.batch_sizes, strict=True):
                     counts = worker.measured and self.clock == "wall"
                     if counts and size == worker.own_batch(settings.batch_size):
@@ -247,7 +246,7 @@ class Connector:
                 if report.compute_seconds > longest:
                     slowest, longest = worker.index, report.compute_seconds
         self._rounds.append((slowest, longest, max(1e-6, round.seconds - longest)))
-        _, computing, _ = zip(*self._rounds, strict=True)
+        workers, computing, overheads = zip(*self._rounds, strict=True)
         is_enough = sum(computing[_WARM_UP_ROUNDS:]) >= _ENOUGH_SECONDS
         if len(computing) < _WARM_UP_ROUNDS + (_FEWEST_ROUNDS if is_enough else _MOST_ROUNDS):
             return
@@ -257,7 +256,7 @@ class Connector:
                 seconds = planner.measured[worker.index]
                 worker.profile = replace(worker.profile, seconds_per_step=seconds)
                 worker.measured = True
-        self._overhead_seconds = overhead_of((worker, own) for worker, _, own in self._rounds)
+        self._overhead_seconds = overhead_of(workers, overheads)
         self._rounds, planner.measured = [], None
         self.registry.assign_tiers()
         planner.check(planner.workers)
@@ -450,19 +449,18 @@ def measure_rounds(
     return rows[1:], []
 
 
-def overhead_of(rounds: Iterable[tuple[int, float]]) -> float:
+def overhead_of(longest: Sequence[int], overheads: Sequence[float]) -> float:
     """Return the seconds that a round takes in addition to computing, from measured rounds.
 
-    Each round is the worker that computed longest in it, and its own overhead. A worker that
-    computes longer hides what it takes to reach another one over a slow network; with the chosen
-    steps all compute equally long, and nothing is hidden. So the worker with the largest overhead
-    counts, if it computed longest in several rounds.
+    `longest` is the worker that computed longest in each of them. It hides what it takes to reach
+    another one over a slow network; with the chosen steps all compute equally long, and nothing is
+    hidden. So the worker with the largest overhead counts, if it computed longest several times.
     """
     by_worker: dict[int, list[float]] = {}
-    for worker, overhead in rounds:
+    for worker, overhead in zip(longest, overheads, strict=True):
         by_worker.setdefault(worker, []).append(overhead)
-    several = [overheads for overheads in by_worker.values() if len(overheads) > 1]
-    return max(map(_lower_quartile, several or [sum(by_worker.values(), list[float]())]))
+    several = (own for own in by_worker.values() if len(own) > 1)
+    return max(map(_lower_quartile, several), default=_lower_quartile(overheads))
 
 
 def _lower_quartile(values: Sequence[float]) -> float:

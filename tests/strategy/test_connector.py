@@ -218,7 +218,8 @@ def test_local_steps_auto_of_one_worker_are_64_or_more_if_rounds_cost_much(
 def test_overhead_is_that_of_the_worker_that_costs_most_to_reach(
     rounds: list[tuple[int, float]], overhead: float
 ) -> None:
-    assert module.overhead_of(rounds) == overhead
+    longest, overheads = zip(*rounds, strict=True)
+    assert module.overhead_of(longest, overheads) == overhead
 
 
 def test_local_steps_auto_without_any_speed_are_the_usual_ones() -> None:
