@@ -130,12 +130,23 @@ class SlowerInRounds(InRounds):
     times = 2.0
 
 
+class Uneven(InRounds):
+    """Takes 0.9 times as long for a step, or 3 times, in turns."""
+
+    @property
+    def times(self) -> float:  # type: ignore[override]
+        return 3.0 if len(self.orders) % 2 else 0.9
+
+
 class Costly(Batches):
-    """A round takes so many seconds of a made-up clock in addition to the longest computing."""
+    """A round takes so many seconds of a made-up clock in addition to the longest computing.
+
+    Each worker takes the seconds of `reach` in addition to its own computing.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, overhead: float, *nodes: Any) -> None:
         super().__init__(*nodes)
-        self.overhead, self.now = overhead, 0.0
+        self.overhead, self.now, self.reach = overhead, 0.0, [0.0] * len(nodes)
         monkeypatch.setattr(
             module,
             "time",
@@ -146,7 +157,8 @@ class Costly(Batches):
         replies = list(super().send_and_receive(messages, timeout=timeout))
         contents = [reply.content for reply in replies if reply.has_content()]
         metrics = [content["metrics"] for content in contents if "metrics" in content]
-        self.now += self.overhead + max([m["compute-seconds"] for m in metrics], default=0.0)
+        seconds = [m["compute-seconds"] + far for m, far in zip(metrics, self.reach, strict=False)]
+        self.now += self.overhead + max(seconds, default=0.0)
         return replies
 
 
@@ -220,6 +232,23 @@ def test_overhead_is_that_of_the_worker_that_costs_most_to_reach(
 ) -> None:
     longest, overheads = zip(*rounds, strict=True)
     assert module.overhead_of(longest, overheads) == overhead
+
+
+@pytest.mark.parametrize("is_script", [False, True])
+def test_workers_that_compute_longer_do_not_hide_one_that_is_far(
+    monkeypatch: pytest.MonkeyPatch, is_script: bool
+) -> None:
+    nodes = Uneven(fast_profile(0), 1.0), InRounds(slow_profile(1), 2.0)
+    grid = Costly(monkeypatch, 0.0, *nodes)
+    if is_script:
+        nodes = Uneven(unnamed_profile(0), 1.0), InRounds(unnamed_profile(1), 2.0)
+        grid, strategy = scripts(monkeypatch, *nodes, overhead=0.0)
+    else:
+        strategy = BiasedLocalSGD(2000, 2, "auto")
+    grid.reach[1] = 0.6
+    with captured_log():
+        train_rounds(strategy, grid, epochs=1)
+    assert "; a round takes 0.6 s in addition to computing" in strategy.connector.steps_chosen
 
 
 def test_local_steps_auto_without_any_speed_are_the_usual_ones() -> None:
