@@ -339,7 +339,6 @@ class Page:
         self.task, self.tuning = task, tuning_of(task, rows, tiny)
         self.arms = pairs_of(task, self.tuning, tiny)
         self._rows = counting(rows[task])
-        self._scale = 100.0 if task == "images" else -1.0
 
     def values(self, name: str, figure: str) -> dict[int, float]:
         """Return a figure of an arm by seed, larger is better; without diverged runs."""
@@ -351,7 +350,8 @@ class Page:
         if figure == "gained":  # by computing BatchNorm's statistics again
             return {s: 100 * (r["recomputed_accuracy"] - r["accuracy"]) for s, r in own.items()}
         known = {s: r[figure] for s, r in own.items() if r.get(figure) is not None}
-        return {seed: self._scale * value for seed, value in known.items()}
+        scale = 100.0 if figure == "accuracy" else -1.0
+        return {seed: scale * value for seed, value in known.items()}
 
     def lead(self, name: str, rival: str, figure: str) -> str:
         """Write the lead of an arm over another one, from the seeds that both have."""
@@ -372,21 +372,25 @@ class Page:
         if not self.arms:
             yield "Not compared."
             return
-        main, last = ("accuracy", "gained") if self.task == "images" else ("loss", "training_loss")
-        unit = "points" if self.task == "images" else "nats"
+        images = self.task == "images"
+        main, unit = ("accuracy", "points") if images else ("loss", "nats")
+        more = {"loss": "test loss"} if images else {"training_loss": "training loss"}
+        more |= {"gained": "gained"} if images else {}
         yield (
-            f"Leads in {unit}, larger is better, with 95 % intervals of paired differences; "
-            + ("gained: what statistics that are computed again add, compared with `alone`."
-               if self.task == "images" else "the last column is that of the training loss.")
+            f"Leads in {unit}, larger is better, with 95 % intervals of paired differences. "
+            + ("Test loss: how much lower than that of `alone`, in nats. Gained: what BatchNorm's "
+               "statistics that are computed again add, compared with `alone`, in points."
+               if images else "Training loss: how much lower than that of `alone`.")
         )  # fmt: skip
         yield ""
-        yield f"| arm | pairs | mean | over alone | over random | {last.replace('_', ' ')} |"
-        yield "|---|---|---|---|---|---|"
+        yield f"| arm | pairs | mean | over alone | over random | {' | '.join(more.values())} |"
+        yield "|---" * (5 + len(more)) + "|"
         for name in self.arms:
             own = list(self.values(name, main).values())
             cells = [name, str(len(own)), f"{abs(fmean(own)):.2f}" if own else ""]
             cells += [self.lead(name, rival, main) for rival in ("alone", "random")]
-            yield "| " + " | ".join([*cells, self.lead(name, "alone", last)]) + " |"
+            cells += [self.lead(name, "alone", figure) for figure in more]
+            yield "| " + " | ".join(cells) + " |"
 
     def choices(self) -> Iterator[str]:
         """Write what each arm has chosen."""
