@@ -1,6 +1,5 @@
 """The images of the benchmarks: a part of CIFAR-10, or made-up ones of the same shape."""
 
-import argparse
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,6 @@ TEST_IMAGES = 256
 
 Samples = tuple[torch.Tensor, torch.Tensor]
 """Images and labels."""
-
-
-def add_data_option(line: argparse.ArgumentParser) -> None:
-    """Add ``--data``."""
-    line.add_argument(
-        "--data",
-        type=Path,
-        help="folder of CIFAR-10's images (default: data/cifar10 beside benchmarks/)",
-    )
 
 
 def required_images(given: Path | None) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from ..images import add_data_option, required_images
+from ..images import required_images
 from .lines import CARRIED, ROOT
 
 MOST_MIB = 64
@@ -30,7 +30,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Fill the folder; return 1 if it is too large to travel."""
     line = argparse.ArgumentParser(prog="python -m benchmarks.gpu.prepare", description=__doc__)
     line.add_argument("--python", default="3.12", help="version there (default: 3.12)")
-    add_data_option(line)
+    line.add_argument(
+        "--data",
+        type=Path,
+        help="folder of CIFAR-10's images (default: data/cifar10 beside benchmarks/)",
+    )
     chosen = line.parse_args(arguments)
     shutil.rmtree(CARRIED, ignore_errors=True)
     collect_wheels(chosen.python)
